@@ -129,9 +129,15 @@ def test_clocks_may_differ_as_far_as_flower_lets_them():
     assert constant.TIMESTAMP_TOLERANCE == checking.BEHIND_SECONDS
 
 
-def test_a_date_that_is_none_is_not_known():
-    for told in ([], ["yesterday"], [" Mon, 99 Foo 2024 99:00:00 GMT"]):
-        assert checking._ahead(told) is None
+@pytest.mark.parametrize("date", ["", "yesterday", " Mon, 99 Foo 2024 99:00:00 GMT"])
+def test_a_date_that_is_none_is_not_known(keys, date):
+    def answer(first: str) -> bytes:
+        return guarded(first).replace(b"\r\n", f"\r\nDate: {date}\r\n".encode(), 1)
+
+    with server(answer, keys) as where:
+        found = check(where, keys / "ca.pem")
+    assert found.ok
+    assert "not known" in found.lines()[2]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_round_is_shown_and_ctrl_c_stops_everything():
         demo.wait()
     assert demo.returncode == 130, seen
     (folder,) = re.findall(r"logs in (\S+), removed", seen)
-    assert re.search(r"round 1: .* mean [\d.]+ %, variance [\d.]+; lambda [\d.]+, kl", seen)
+    assert re.search(r"round 1: .* accuracy [\d.]+ %, .* variance [\d.]+, lambda [\d.]+, kl", seen)
     assert re.search(r"site-0 +accuracy +[\d.]+ %  loss [\d.]+  weight 0\.\d+", seen)
     assert not Path(folder).exists()
     if find_nginx():

@@ -593,7 +593,6 @@ class FlowerStrategy(Base):
             except validation.Refused as why:
                 self._log(WARNING, f"{sites[node]}: {why}")
         report: dict[str, Any] = {"round": server.round} | scores.report()
-        self._log(INFO, f"model handed out: {round_log.spread(report)}")
-        for line in scores.lines():
-            self._log(INFO, f"  {line}")
+        for line in round_log.lines_of_end(report):
+            self._log(INFO, line)
         return report

@@ -47,16 +47,14 @@ def public_key(secret: bytes) -> bytes:
     from cryptography.hazmat.primitives import serialization
 
     form = serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint
-    found: bytes = _private(secret).public_key().public_bytes(*form)
-    return found
+    return bytes(_private(secret).public_key().public_bytes(*form))
 
 
 def agree(secret: bytes, public: bytes) -> bytes:
     """The key that two owners of keys share, as Fernet takes it; Refused if `public` is none."""
     from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
 
-    found: bytes = generate_shared_key(_private(secret), load_public_key(public))
-    return found
+    return bytes(generate_shared_key(_private(secret), load_public_key(public)))
 
 
 def load_public_key(public: bytes) -> Any:
@@ -84,8 +82,7 @@ def seal(key: bytes, text: bytes) -> bytes:
     """Encrypt for who has the same key."""
     from flwr.common.secure_aggregation.crypto.symmetric_encryption import encrypt
 
-    found: bytes = encrypt(key, text)
-    return found
+    return bytes(encrypt(key, text))
 
 
 def unseal(key: bytes, token: bytes) -> bytes:
@@ -94,10 +91,9 @@ def unseal(key: bytes, token: bytes) -> bytes:
     from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt
 
     try:
-        found: bytes = decrypt(key, token)
+        return bytes(decrypt(key, token))
     except InvalidToken:
         raise Refused("a sealed message does not open") from None
-    return found
 
 
 def seed_key(seed: bytes, purpose: bytes) -> bytes:
@@ -109,8 +105,7 @@ def split_seed(seed: bytes, least: int, sites: int) -> list[bytes]:
     """Shares of a seed, one for each place; any `least` of them give it back."""
     from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
-    found: list[bytes] = create_shares(seed, least, sites)
-    return found
+    return list(create_shares(seed, least, sites))
 
 
 def join_shares(shares: Sequence[bytes]) -> bytes:
@@ -118,10 +113,9 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
     from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 
     try:
-        found: bytes = combine_shares(list(shares))
+        return bytes(combine_shares(list(shares)))
     except ValueError:
         raise Refused("the shares of a secret do not fit together") from None
-    return found
 
 
 def own_mask(seed: bytes, agreement: bytes, size: int) -> MaskedWords:
@@ -139,8 +133,7 @@ def _derive(secret: bytes, purpose: bytes) -> bytes:
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     kdf = HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=purpose)
-    found: bytes = kdf.derive(secret)
-    return found
+    return bytes(kdf.derive(secret))
 
 
 def _stream(key: bytes, size: int) -> MaskedWords:

@@ -35,15 +35,9 @@ def round_lines(report: Mapping[str, Any]) -> list[str]:
             why = "the sum is nearly its change; SecureSum(most_share=0.9) refuses that"
             lines.append(f"  one site holds {held}: {why}")
     for site, row in report["sites"].items():
-        cells = [f"  {site:<16}"]
-        if row["accuracy"] is not None:
-            cells.append(f"accuracy {100 * row['accuracy']:5.1f} %")
-        if row.get("error") is not None:
-            cells.append(f"error {row['error']:.4g}")
-        if row.get("personal") is not None:
-            own = row["personal"]
-            shown = f"{own:.4g}" if row["accuracy"] is None else f"{100 * own:5.1f} %"
-            cells.append(f"own model {shown}")
+        cells, name = [f"  {site:<16}"], "error" if row["accuracy"] is None else "accuracy"
+        for what, value in ((name, row.get(name)), ("own model", row.get("personal"))):
+            cells += [] if value is None else [f"{what} {_score(name, value)}"]
         if row["loss"] is not None:
             cells.append(f"loss {row['loss']:.3f}")
         if row["weight"] is not None:
@@ -59,6 +53,21 @@ def lines_of_round(report: Mapping[str, Any], known: int) -> list[tuple[int, str
         out.append((WARNING, f"{site} lost what it kept, so it started anew in this round"))
     left = report["refused"][known:]
     return out + [(WARNING, f"left out of round {report['round']}: {why}") for why in left]
+
+
+def lines_of_end(report: Mapping[str, Any]) -> list[str]:
+    """How the model that is handed out serves the sites, and then each site that could tell."""
+    name, own = "error" if "error" in report else "accuracy", report.get("personal", {})
+    lines = [f"model handed out: {spread(report)}"]
+    for site, value in report["deployed"].items():
+        more = f", own model {_score(name, own[site])}" if site in own else ""
+        lines.append(f"  {site:<16} {name} {_score(name, value)}{more}")
+    return lines
+
+
+def _score(name: str, value: float) -> str:
+    """An accuracy or an error as a line has it."""
+    return f"{100 * value:5.1f} %" if name == "accuracy" else f"{value:.4g}"
 
 
 def spread(report: Mapping[str, Any]) -> str:

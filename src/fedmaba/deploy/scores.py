@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,13 +53,3 @@ class SiteScores:
         out: dict[str, Any] = {"deployed": dict(sorted((self.accuracy or self.error).items()))}
         out |= score_spread(self.accuracy.values(), self.error.values())
         return out | ({"personal": dict(sorted(self.personal.items()))} if self.personal else {})
-
-    def lines(self) -> Iterator[str]:
-        """A line for each site."""
-        shown = "accuracy {:5.1f} %" if self.accuracy else "error {:.4g}"
-        own = ", own model {:5.1f} %" if self.accuracy else ", own model {:.4g}"
-        factor = 100 if self.accuracy else 1
-        known: Mapping[str, float] = self.accuracy or self.error
-        for site, value in sorted(known.items()):
-            more = own.format(factor * self.personal[site]) if site in self.personal else ""
-            yield f"{site:<16} {shown.format(factor * value)}{more}"

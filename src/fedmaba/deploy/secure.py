@@ -64,14 +64,14 @@ class SecureSum:
     most_share: float = MOST_SHARE
 
     def __post_init__(self) -> None:
-        if not _is_number(self.clip) or not 0 < self.clip <= 1e9:
+        if not is_number(self.clip) or not 0 < self.clip <= 1e9:
             raise InputError(f"secure: clip={self.clip!r}: give a norm above 0, at most 1e9")
         low, high = NUMBER_BITS
-        if not _is_count(self.bits) or not low <= self.bits <= high:
+        if not is_count(self.bits) or not low <= self.bits <= high:
             raise InputError(
                 f"secure: bits={self.bits!r}: give a whole number from {low} to {high}"
             )
-        count, share = _is_count(self.threshold), _is_number(self.threshold)
+        count, share = is_count(self.threshold), is_number(self.threshold)
         if not (count and self.threshold >= 2) and not (
             share and not count and 0.5 < self.threshold <= 1
         ):
@@ -79,10 +79,7 @@ class SecureSum:
                 f"secure: threshold={self.threshold!r}: give a count from 2, or a share above 0.5 "
                 "and up to 1.0"
             )
-        if not _is_number(self.most_share) or not 0 < self.most_share <= 1:
-            raise InputError(
-                f"secure: most_share={self.most_share!r}: give a share above 0 and up to 1.0"
-            )
+        check_most_share(self.most_share, "secure: ")
 
     @property
     def step(self) -> float:
@@ -97,12 +94,12 @@ class SecureSum:
     @property
     def fewest(self) -> int:
         """The fewest sites that a round can begin with."""
-        return int(self.threshold) if _is_count(self.threshold) else 2
+        return int(self.threshold) if is_count(self.threshold) else 2
 
     def least(self, sites: int, signed: bool = False) -> int:
         """How many of these sites must stay; InputError if no number of them is enough."""
         least = int(self.threshold)
-        if not _is_count(self.threshold):
+        if not is_count(self.threshold):
             least = max(2, math.ceil(self.threshold * sites - 1e-9))
             least = max(least, least_signed(sites)) if signed else least
         why = wrong_threshold(least, sites, signed)
@@ -139,11 +136,19 @@ def wrong_threshold(least: int, sites: int, signed: bool = False) -> str:
     return ""
 
 
-def _is_count(value: object) -> bool:
+def check_most_share(value: Any, where: str = "") -> None:
+    """Refuse what is no share of the weight that one site may hold."""
+    if not is_number(value) or not 0 < value <= 1:
+        raise InputError(f"{where}most_share={value!r}: give a share above 0 and up to 1.0")
+
+
+def is_count(value: object) -> bool:
+    """Whether this is a whole number, and no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether this is a finite number, and no truth value."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -8,7 +8,8 @@ stayed, and unmasks once: from the shares of two answers the server could learn 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,8 @@ from fedmaba.privacy.mechanism import noised_losses
 Memory = dict[str, Any]
 PLACE_BYTES = 4
 NO_RULES = SiteRules()
-NUMBERS_IN_CLEAR = (
-    "num-examples",
-    "started-anew",
-)  # what a site tells besides its loss, if that has noise
+# what a site tells besides its loss, if that has noise
+NUMBERS_IN_CLEAR = ("num-examples", "started-anew")
 
 
 def asked(text: object, memory: Memory | None) -> dict[str, Any]:
@@ -265,14 +264,13 @@ def _place(i: int) -> bytes:
     return i.to_bytes(PLACE_BYTES, "big")
 
 
-class _server_errors:
+@contextmanager
+def _server_errors() -> Iterator[None]:
     """Says that what was refused is the server's message."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, Refused):
-            raise InputError(f"the server's message for a secure sum: {error}") from None
+    try:
+        yield
+    except Refused as error:
+        raise InputError(f"the server's message for a secure sum: {error}") from None
 
 
 def flat_change(trained: Mapping[str, NDArray[Any]], start: Mapping[str, NDArray[Any]]) -> Any:

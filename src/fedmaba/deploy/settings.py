@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
-from fedmaba.deploy.secure import SecureSum
+from fedmaba.deploy.secure import SecureSum, is_count
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.privacy.mechanism import Privacy, refusal
@@ -177,20 +177,16 @@ class Participation:
             raise InputError(
                 f"fraction_train={self.fraction_train}: it must lie above 0, at most at 1"
             )
-        count = _is_count(self.min_replies)
+        count = is_count(self.min_replies)
         check_numbers(int(count), min_replies=self.min_replies)
         if not count and not 0 < self.min_replies <= 1:
             raise InputError(f"min_replies={self.min_replies}: give a count, or a share up to 1.0")
 
     def quorum(self, asked: int) -> int:
         """How many replies are enough: then the other sites get only a little more time."""
-        if _is_count(self.min_replies):
+        if is_count(self.min_replies):
             return int(self.min_replies)
         return math.ceil(self.min_replies * asked - 1e-9)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def one_strategy(strategy: Strategy | str) -> Strategy:

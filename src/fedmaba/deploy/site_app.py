@@ -166,7 +166,7 @@ def secure_mod(
         rules.memory.answer_once(asked["attempt"], memory["place"], asked["stage"])
     if asked["stage"] == "shares":
         told, after = secure_site.give_shares(asked, memory, rules)
-        return _secure_reply(message, context, memory | after, told)
+        return _secure_reply(message, context, after, told)
     if asked["stage"] == "mask":
         change = context.state.pop(SECURE_STATE + "-change")["change"].numpy()
         masked, told, after = secure_site.give_masked(asked, memory, change, rules)
@@ -174,7 +174,7 @@ def secure_mod(
         return _secure_reply(message, context, {**after, "site": memory["site"]}, told, records)
     if asked["stage"] == "agree":
         told, after = secure_site.give_agreed(asked, memory, rules)
-        return _secure_reply(message, context, memory | after, told)
+        return _secure_reply(message, context, after, told)
     told = secure_site.give_unmask(asked, memory, rules)
     answer = _secure_reply(message, context, memory, told)
     del context.state[SECURE_STATE]
@@ -215,11 +215,7 @@ def _named(arrays: ArrayRecord, names: list[str]) -> ArrayRecord:
         return arrays
     if list(arrays) == [str(place) for place in range(len(names))]:
         return ArrayRecord(dict(zip(names, arrays.values(), strict=True)))
-    missing, extra = (
-        validation.some_names(set(names) - set(arrays)),
-        validation.some_names(set(arrays) - set(names)),
-    )
     raise InputError(
-        f"arrays missing: {missing}; not of this model: {extra}: answer with those of "
+        f"{validation.other_names(arrays, names)}: answer with those of "
         'message.content["arrays"], by name or as a list in their order'
     )

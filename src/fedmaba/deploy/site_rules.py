@@ -7,13 +7,13 @@ a site helps to open a sum it sees that enough others were told the same list of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedmaba.deploy import secure, signatures
+from fedmaba.deploy.settings import check_numbers
 from fedmaba.deploy.site_memory import SiteMemory
 from fedmaba.deploy.site_names import read_sites
 from fedmaba.deploy.validation import Refused
@@ -79,9 +79,12 @@ class SiteRules:
             raise InputError(NO_FOLDER)
         source = found.source if found else "peers"
         paths = [Path(str(p)) if p else None for p in (key, folder)]
-        share = min(map(check_most_share, shares), default=secure.MOST_SHARE)
-        most = min(map(_check_rounds, rounds), default=None)
-        return cls(listed, source, paths[0], share, paths[1], most)
+        for one in shares:
+            secure.check_most_share(one)
+        for most in rounds:
+            check_numbers(1, whole=True, most_rounds=most)
+        share, most = min(shares, default=secure.MOST_SHARE), min(rounds, default=None)
+        return cls(listed, source, paths[0], float(share), paths[1], most)
 
     @property
     def memory(self) -> SiteMemory:
@@ -164,18 +167,3 @@ class SiteRules:
     def check_shares(self, weights: Sequence[float], most: float) -> None:
         """Raise Refused if one of these sites holds too large a part of their weight."""
         secure.check_largest(weights, min(most, self.most_share))
-
-
-def check_most_share(value: object) -> float:
-    """A share of the weight, above 0 and up to 1; else InputError."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < float(str(value)) <= 1 or math.isnan(float(str(value))):
-        raise InputError(f"most_share={value!r}: give a share above 0 and up to 1.0")
-    return float(str(value))
-
-
-def _check_rounds(value: object) -> int:
-    """A number of rounds, from 1 on; else InputError."""
-    if type(value) is not int or value < 1:
-        raise InputError(f"most_rounds={value!r}: give a whole number from 1 on")
-    return value

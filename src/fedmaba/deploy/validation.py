@@ -165,10 +165,7 @@ class ReplyValidator:
 
     def _model(self, arrays: Mapping[str, RawArray]) -> Arrays:
         if set(arrays) != set(self.model):
-            missing, extra = set(self.model) - set(arrays), set(arrays) - set(self.model)
-            raise Refused(
-                f"arrays missing: {some_names(missing)}; not of this model: {some_names(extra)}"
-            )
+            raise Refused(other_names(arrays, self.model))
         size = sum(len(sent.data) for sent in arrays.values())
         most = sum(like.nbytes + MAX_HEADER_BYTES for like in self.model.values())
         if size > most:  # before any of it is read
@@ -302,6 +299,12 @@ def some_names(items: Iterable[str], few: int = 3) -> str:
     ordered = sorted(items)
     listed = ", ".join(printable(item, 40) for item in ordered[:few])
     return (listed + (f" and {len(ordered) - few} more" if len(ordered) > few else "")) or "none"
+
+
+def other_names(sent: Iterable[str], wanted: Iterable[str]) -> str:
+    """What is missing among the arrays that were sent, and what is too much."""
+    missing, extra = set(wanted) - set(sent), set(sent) - set(wanted)
+    return f"arrays missing: {some_names(missing)}; not of this model: {some_names(extra)}"
 
 
 def printable(value: object, most: int = 100) -> str:

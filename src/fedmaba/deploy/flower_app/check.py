@@ -9,8 +9,10 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPSConnection, IncompleteRead
 from pathlib import Path
 
 from fedmaba.deploy.flower_app.proxy import address
@@ -138,18 +140,10 @@ def _ask(
     where: str, host: str, port: int, context: ssl.SSLContext, method: str, path: str
 ) -> Answer:
     """One request on a connection of its own."""
-    request = (
-        f"{method} {path} HTTP/1.1\r\nHost: {where}\r\nContent-Type: application/protobuf\r\n"
-        "Content-Length: 0\r\nConnection: close\r\n\r\n"
-    )
-    end = time.monotonic() + SECONDS_TO_WAIT
+    link = HTTPSConnection(host, port, timeout=SECONDS_TO_WAIT, context=context)
     try:
-        with (
-            socket.create_connection((host, port), timeout=SECONDS_TO_WAIT) as plain,
-            context.wrap_socket(plain, server_hostname=host) as secure,
-        ):
-            secure.sendall(request.encode())
-            return _read(secure, end)
+        link.connect()
+        return _answer(link, method, path)
     except ssl.SSLCertVerificationError as error:
         raise InputError(
             f"{where}: its certificate is not trusted ({error.verify_message}): "
@@ -171,43 +165,37 @@ def _ask(
             f"{where}: TLS failed ({(error.reason or 'unknown').lower()}): "
             "is it the port of the proxy?"
         ) from error
+    except HTTPException as error:
+        raise InputError(
+            f"{where}: what answers does not speak HTTP: check host, port and network"
+        ) from error
     except (OSError, UnicodeError) as error:
         raise InputError(f"{where}: {_why(error)}: check host, port and network") from error
+    finally:
+        link.close()
 
 
-def _read(secure: ssl.SSLSocket, end: float) -> Answer:
-    """Read an answer until it ends, time runs out, or enough bytes are there."""
-    text = b""
-    while len(text) < ENOUGH:
-        left = end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        secure.settimeout(left)
-        try:
-            part = secure.recv(ENOUGH)
-        except (ssl.SSLEOFError, ConnectionResetError):  # closed without a farewell
-            break
-        if not part:
-            break
-        text += part
-    head, _, body = text.partition(b"\r\n\r\n")
-    first, *rest = head.decode("latin-1").split("\r\n")
-    words = first.split()
-    number = words[1] if len(words) > 1 and words[0].startswith("HTTP/") else ""
-    if text and not (number.isascii() and number.isdecimal() and len(number) == 3):
-        raise ConnectionError("what answers does not speak HTTP")
-    kinds = [line.lower() for line in rest if line.lower().startswith("content-type:")]
-    dates = [line.split(":", 1)[1] for line in rest if line.lower().startswith("date:")]
-    return Answer(int(number or 0), " ".join(kinds), body, _ahead(dates))
+def _answer(link: HTTPSConnection, method: str, path: str) -> Answer:
+    """What is answered to a request with this very path."""
+    try:
+        headers = {"Content-Type": "application/protobuf", "Content-Length": "0"}
+        link.request(method, path, headers={**headers, "Connection": "close"})
+        said = link.getresponse()
+    except (ssl.SSLEOFError, ConnectionResetError):  # closed without an answer or a farewell
+        return Answer(0, "", b"")
+    body = b""
+    with suppress(ssl.SSLEOFError, ConnectionResetError, IncompleteRead):
+        body = said.read(ENOUGH)
+    ahead = _ahead(said.getheader("Date", ""))
+    return Answer(said.status, said.getheader("Content-Type", "").lower(), body, ahead)
 
 
-def _ahead(dates: list[str]) -> float | None:
+def _ahead(date: str) -> float | None:
     """By how many seconds this machine's clock is ahead of the time that an answer names."""
     try:
-        server = parsedate_to_datetime(dates[0].strip()).timestamp() + DATE_SECONDS / 2
-    except (IndexError, ValueError, OverflowError):
+        return time.time() - parsedate_to_datetime(date).timestamp() - DATE_SECONDS / 2
+    except (ValueError, OverflowError):
         return None
-    return time.time() - server
 
 
 def _said(answer: Answer) -> str:

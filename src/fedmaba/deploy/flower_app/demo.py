@@ -21,6 +21,7 @@ from fedmaba.deploy.flower_app import private
 from fedmaba.deploy.flower_app.commands import LINK
 from fedmaba.deploy.flower_app.net import Net, NetError, read_rounds
 from fedmaba.deploy.flower_app.new import new
+from fedmaba.deploy.round_log import lines_of_end, lines_of_round
 from fedmaba.deploy.secure import SecureSum
 from fedmaba.deploy.settings import FederationSettings, one_strategy
 from fedmaba.errors import InputError, SaveFailed
@@ -160,7 +161,9 @@ def watch(net: Net, run: str, state: Path, say: Callable[[str], None]) -> None:
     while True:
         lines = list(read_rounds(state, seen))
         for line in lines:
-            for text in shown(line):
+            ended = "deployed" in line
+            shown = lines_of_end(line) if ended else [t for _, t in lines_of_round(line, 0)]
+            for text in shown:
                 say(text)
         seen += len(lines)
         if time.monotonic() - checked > 5 and not lines:
@@ -172,23 +175,3 @@ def watch(net: Net, run: str, state: Path, say: Callable[[str], None]) -> None:
                     raise NetError(f"run {run} ended as {status}: {net.last_words(LINK)}")
                 return
         time.sleep(0.5)
-
-
-def shown(line: dict[str, Any]) -> list[str]:
-    """A round as one line for people."""
-    spread = ""
-    if "variance" in line:
-        spread = f"mean {line['accuracy']:.1f} %, variance {line['variance']:.1f}"
-    if "deployed" in line:
-        rows = [f"  {site:<8} accuracy {100 * a:5.1f} %" for site, a in line["deployed"].items()]
-        return [f"model handed out after round {line['round']}: {spread}", *rows]
-    info = ", ".join(f"{k} {v:.3g}" for k, v in line["info"].items() if v is not None)
-    rows = [f"round {line['round']}: the model each site received: {spread}; {info}"]
-    for site, row in line["sites"].items():
-        weight = "-" if row["weight"] is None else f"{row['weight']:.3f}"
-        accuracy = "-" if row["accuracy"] is None else f"{100 * row['accuracy']:5.1f} %"
-        loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
-        rows.append(f"  {site:<8} accuracy {accuracy}  loss {loss}  weight {weight}")
-    if "secure" in line:
-        rows.append(f"  the server saw the sum of {line['secure']['summed']} changes, and no other")
-    return rows + [f"  left out: {why}" for why in line["refused"]]
