@@ -104,10 +104,6 @@ def write_card(folder: run_folder.Folder | None) -> None:
 # --- metrics -----------------------------------------------------------------------------------
 
 
-# name, help, and values by labels
-PrometheusMetric = tuple[str, str, Sequence[tuple[Mapping[str, str], float | None]]]
-
-
 def check_metrics_path(path: Path) -> None:
     """Refuse a file of metrics that no collector would read, before anything is begun."""
     if path.suffix != ".prom":
@@ -132,77 +128,60 @@ def metrics_text(
 ) -> str:
     """A federation in Prometheus' text format: how far it is, and its last round, if any."""
     about = {"version": fedmaba.__version__, "strategy": settings.strategy.label()}
-    found: list[PrometheusMetric] = [
-        ("build_info", "Version and strategy, always 1.", [(about, 1)]),
-        ("running", "1 until the server has ended.", [({}, int(running))]),
-        (
-            "start_timestamp_seconds",
-            "When the server started.",
-            [({}, clock.started.timestamp())],
-        ),
-        ("rounds", "Rounds that are saved.", [({}, done)]),
-        ("rounds_asked", "Rounds that were asked for.", [({}, settings.rounds)]),
-        (
-            "site_last_round",
-            "The last round in which a reply of the site counted, 0 for none.",
-            [({"site": site}, last_counted.get(site, 0)) for site in sites],
-        ),
-    ]
+    lines = _metric("build_info", "Version and strategy, always 1.", (about, 1))
+    lines += _metric("running", "1 until the server has ended.", ({}, int(running)))
+    lines += _metric(
+        "start_timestamp_seconds", "When the server started.", ({}, clock.started.timestamp())
+    )
+    lines += _metric("rounds", "Rounds that are saved.", ({}, done))
+    lines += _metric("rounds_asked", "Rounds that were asked for.", ({}, settings.rounds))
+    lines += _metric(
+        "site_last_round",
+        "The last round in which a reply of the site counted, 0 for none.",
+        *(({"site": site}, last_counted.get(site, 0)) for site in sites),
+    )
     if clock.ended is not None:
-        when, took = clock.ended.timestamp(), clock.seconds
-        found += [
-            ("last_round_timestamp_seconds", "When the last round ended.", [({}, when)]),
-            ("last_round_seconds", "How long the last round took.", [({}, took)]),
-        ]
-    if report is not None:
-        found += _of_round(report)
-    lines = []
-    for name, text, values in found:
-        known = [(labels, v) for labels, v in values if v is not None and math.isfinite(v)]
-        if known:
-            lines += [f"# HELP fedmaba_{name} {text}", f"# TYPE fedmaba_{name} gauge"]
-            lines += [f"fedmaba_{name}{_labels(labels)} {value:.12g}" for labels, value in known]
-    return "\n".join(lines) + "\n"
+        when = clock.ended.timestamp()
+        lines += _metric("last_round_timestamp_seconds", "When the last round ended.", ({}, when))
+        lines += _metric("last_round_seconds", "How long the last round took.", ({}, clock.seconds))
+    return "\n".join(lines + ([] if report is None else _of_round(report))) + "\n"
 
 
-def _of_round(report: Mapping[str, Any]) -> list[PrometheusMetric]:
+def _of_round(report: Mapping[str, Any]) -> list[str]:
     """The metrics of the last round."""
     told, score = report["sites"], "error" if "error" in report else "accuracy"
     scale = 100.0 if score == "accuracy" else 1.0
-    spread = [({"over": "mean"}, report.get(score))]
-    spread += [({"over": key}, report.get(key)) for key in ("worst", "best")]
-    asked = report.get("asked") or list(told)
-    return [
-        ("sites_asked", "Sites asked in the last round.", [({}, len(asked))]),
-        ("sites_answered", "Sites whose reply counted in it.", [({}, len(told))]),
-        ("replies_refused", "Lines on what did not count in it.", [({}, len(report["refused"]))]),
-        (
-            f"{score}",
-            f"Mean, worst and best {score} of the sites in it, of the model they received.",
-            [(labels, None if v is None else v / scale) for labels, v in spread],
-        ),
-        (
-            f"{score}_variance",
-            f"Variance of {score} over these sites.",
-            [({}, None if "variance" not in report else report["variance"] / scale**2)],
-        ),
-        (
-            "strategy",
-            "Numbers of the strategy.",
-            [({"name": k}, v) for k, v in report["info"].items()],
-        ),
-        (
-            "site_answered",
-            "1 if the site's reply counted in the last round that asked it.",
-            [({"site": site}, int(site in told)) for site in asked],
-        ),
-        (
-            "site_weight",
-            "The site's weight.",
-            [({"site": s}, r["weight"]) for s, r in told.items()],
-        ),
-        ("site_loss", "The loss it reported.", [({"site": s}, r["loss"]) for s, r in told.items()]),
-    ]
+    spread = {"mean": report.get(score), **{key: report.get(key) for key in ("worst", "best")}}
+    variance = None if "variance" not in report else report["variance"] / scale**2
+    asked, refused = report.get("asked") or list(told), len(report["refused"])
+    lines = _metric("sites_asked", "Sites asked in the last round.", ({}, len(asked)))
+    lines += _metric("sites_answered", "Sites whose reply counted in it.", ({}, len(told)))
+    lines += _metric("replies_refused", "Lines on what did not count in it.", ({}, refused))
+    lines += _metric(
+        score,
+        f"Mean, worst and best {score} of the sites in it, of the model they received.",
+        *(({"over": k}, None if v is None else v / scale) for k, v in spread.items()),
+    )
+    lines += _metric(f"{score}_variance", f"Variance of {score} over these sites.", ({}, variance))
+    numbers = (({"name": name}, value) for name, value in report["info"].items())
+    lines += _metric("strategy", "Numbers of the strategy.", *numbers)
+    lines += _metric(
+        "site_answered",
+        "1 if the site's reply counted in the last round that asked it.",
+        *(({"site": site}, int(site in told)) for site in asked),
+    )
+    for name, text in (("weight", "The site's weight."), ("loss", "The loss it reported.")):
+        lines += _metric(f"site_{name}", text, *(({"site": s}, r[name]) for s, r in told.items()))
+    return lines
+
+
+def _metric(name: str, text: str, *values: tuple[Mapping[str, str], float | None]) -> list[str]:
+    """A metric with its help and its values by labels; nothing where none is known."""
+    known = [(labels, v) for labels, v in values if v is not None and math.isfinite(v)]
+    if not known:
+        return []
+    head = [f"# HELP fedmaba_{name} {text}", f"# TYPE fedmaba_{name} gauge"]
+    return head + [f"fedmaba_{name}{_labels(labels)} {value:.12g}" for labels, value in known]
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -165,7 +165,7 @@ class SecureRound:
             told["least"] = self.least
             told["mask_keys"] = [self.keys[s][0] for s in self.sites]
             told["seal_keys"] = [self.keys[s][1] for s in self.sites]
-            if any(self.proofs.values()):
+            if self.signed:
                 told["signatures"] = [self.proofs.get(s) or None for s in self.sites]
             return {s: secure.write_message({**told, "place": self.sites.index(s)}) for s in asked}
         if self.stage == "mask":
@@ -358,7 +358,9 @@ def sum_changes(
         _require_spread(attempt)
         stage(lambda site, raw: attempt.take_masked(site, raw.arrays.get(MASKED), said(raw)))
         attempt.require_enough()
-        _check_weights(attempt)  # before anybody unmasks: an opened sum cannot be closed again
+        # before anybody unmasks: an opened sum cannot be closed again
+        secure.check_held(_there(attempt))
+        secure.check_largest(_there(attempt), attempt.rule.most_share)
         if attempt.signed:
             stage(lambda site, raw: attempt.take_agreed(site, said(raw)))
         stage(lambda site, raw: attempt.take_unmask(site, said(raw)))
@@ -386,12 +388,6 @@ def _require_spread(attempt: SecureRound) -> None:
     except Refused as why:
         where = " ".join(attempt.attempt.split()[:2])  # the round
         raise InputError(f"{where}: no site was asked for its change: {why}") from None
-
-
-def _check_weights(attempt: SecureRound) -> None:
-    """Refuse to open the sum of the sites that stayed, if they hold too little or one too much."""
-    secure.check_held(_there(attempt))
-    secure.check_largest(_there(attempt), attempt.rule.most_share)
 
 
 def _check(raw: RawReply, site: str, attempt: str) -> None:

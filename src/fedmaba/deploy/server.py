@@ -73,14 +73,13 @@ class FederationServer(ServerState):
                 f"the first model has {some_names(kept)}, which sites keep: make it by "
                 f"initial_arrays(..., own_layers={patterns})"
             )
-        if settings.secure is not None and len(self.weights) < len(self.model):
-            names = some_names(set(self.model) - set(self.weights))
+        if self.private is not None and folder is None:
             raise InputError(
-                f"secure sums are of weights, but the model has running statistics or counters, "
-                f"{names}: choose batchnorm='group', 'local' or 'frozen'"
+                "privacy is counted in the state folder, so that no restart forgets what is spent: "
+                "give state, a folder"
             )
-        if self.private is not None:
-            self._check_private(folder)
+        if extra := set(self.model) - set(self.weights):
+            self._check_statistics(some_names(extra))
         self.folder = (
             None if folder is None else run_folder.Folder(folder, private=True, remedy=REMEDY)
         )
@@ -95,19 +94,18 @@ class FederationServer(ServerState):
                 self.folder.close()
                 raise
 
-    def _check_private(self, folder: Path | None) -> None:
-        """Refuse a private run that could not count what it spends, or whose sum is more."""
-        if folder is None:
-            raise InputError(
-                "privacy is counted in the state folder, so that no restart forgets what is spent: "
-                "give state, a folder"
-            )
-        if len(self.weights) < len(self.model):
-            names = some_names(set(self.model) - set(self.weights))
-            raise InputError(
-                f"dp: the model has running statistics or counters, {names}, which noise would "
-                "break: choose batchnorm='group', 'local' or 'frozen'"
-            )
+    def _check_statistics(self, names: str) -> None:
+        """Refuse a model with more than weights where sums are secure or noised."""
+        if self.settings.secure is not None:
+            why = "secure sums are of weights"
+        elif self.private is not None:
+            why = "dp: noise is for weights"
+        else:
+            return
+        raise InputError(
+            f"{why}, but the model has running statistics or counters, {names}: choose "
+            "batchnorm='group', 'local' or 'frozen'"
+        )
 
     def join(self, names: Iterable[str]) -> None:
         """Add the sites that are new."""

@@ -63,10 +63,8 @@ class SiteRules:
         """
         named = str(config["peers"]) if "peers" in config else peers
         key, folder = config.get("signing-key", signing_key), config.get("keep", keep)
-        shares, rounds = (
-            [v for v in (given, config.get(name)) if v is not None]
-            for given, name in ((most_share, "most-share"), (most_rounds, "most-rounds"))
-        )
+        shares = [v for v in (most_share, config.get("most-share")) if v is not None]
+        rounds = [v for v in (most_rounds, config.get("most-rounds")) if v is not None]
         listed: dict[str, str] = {}
         found = read_sites(named) if named else None
         for site, owner in (found.listed or {}).items() if found else ():
@@ -81,10 +79,10 @@ class SiteRules:
         paths = [Path(str(p)) if p else None for p in (key, folder)]
         for one in shares:
             secure.check_most_share(one)
-        for most in rounds:
-            check_numbers(1, whole=True, most_rounds=most)
+        for one in rounds:
+            check_numbers(1, whole=True, most_rounds=one)
         share, most = min(shares, default=secure.MOST_SHARE), min(rounds, default=None)
-        return cls(listed, source, paths[0], float(share), paths[1], most)
+        return cls(listed, source, paths[0], share, paths[1], most)
 
     @property
     def memory(self) -> SiteMemory:

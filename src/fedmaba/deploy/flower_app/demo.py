@@ -9,7 +9,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,39 +53,32 @@ def demo(
     FederationSettings(one_strategy(strategy), secure=rule)
     if rule is not None:
         rule.least(sites)
+    strategies = [strategy] if keep is None else list(dict.fromkeys([COMPARED_WITH, strategy]))
     try:
-        if keep is None:
-            with tempfile.TemporaryDirectory(prefix="fedmaba-flower-") as folder:
-                told = f"keys, certificates and logs in {folder}, removed at the end"
-                _demo(say, told, Path(folder), [strategy], sites, rounds, partition, secure)
-        else:
-            _demo_kept(say, keep, strategy, sites, rounds, partition, secure)
+        with _place(keep) as (base, told):
+            states = _demo(say, told, base, strategies, sites, rounds, partition, secure)
     except OSError as error:
         where = error.filename or tempfile.gettempdir()
         raise SaveFailed(f"{where}: {error.strerror or error}: fix that, or set TMPDIR") from error
+    if keep is not None:
+        for line in side_by_side(states):
+            say(line)
 
 
-def _demo_kept(
-    say: Callable[[str], None],
-    base: Path,
-    strategy: str,
-    sites: int,
-    rounds: int,
-    partition: str,
-    secure: bool,
-) -> None:
-    """FedAvg, then the strategy, over the same sites; then both in one table."""
-    told = f"logs and states in {base}, kept; keys and examples are removed at the end"
-    both = list(dict.fromkeys([COMPARED_WITH, strategy]))
+@contextmanager
+def _place(keep: Path | None) -> Iterator[tuple[Path, str]]:
+    """The folder of a demo, and what is said of it; at most logs and states stay there."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="fedmaba-flower-") as folder:
+            yield Path(folder), f"keys, certificates and logs in {folder}, removed at the end"
+        return
     try:
-        states = _demo(say, told, base, both, sites, rounds, partition, secure)
+        yield keep, f"logs and states in {keep}, kept; keys and examples are removed at the end"
     finally:
         for name in ("keys", "home"):
-            shutil.rmtree(base / name, ignore_errors=True)
-        for path in base.glob("site-*.npz"):
+            shutil.rmtree(keep / name, ignore_errors=True)
+        for path in keep.glob("site-*.npz"):
             path.unlink(missing_ok=True)
-    for line in side_by_side(states):
-        say(line)
 
 
 def side_by_side(states: Sequence[Path]) -> list[str]:

@@ -23,6 +23,7 @@ from typing import Any
 from fedmaba.deploy.flower_app import commands, private, proxy
 from fedmaba.deploy.flower_app.commands import LINK, OFFLINE
 from fedmaba.errors import FedmabaError, InputError
+from fedmaba.results import files
 
 PROXY = "proxy"
 
@@ -291,6 +292,4 @@ def _field(text: str, *keys: str | int) -> object:
 def read_rounds(state: Path, seen: int) -> Iterable[dict[str, Any]]:
     """The complete lines of a state folder's rounds.jsonl, after the first `seen`."""
     path = state / "rounds.jsonl"
-    text = path.read_text() if path.exists() else ""
-    whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return [json.loads(line) for line in whole[seen:]]
+    return [line for _, line in files.json_lines(path)][seen:] if path.exists() else []
