@@ -243,10 +243,6 @@ MISTAKES = {
 WITHOUT_A_FILE = ("an unknown way to fill gaps",)  # and questions of who owns the rows
 
 
-def test_there_are_many():
-    assert len(MISTAKES) >= 60
-
-
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_mistake_is_named_by_its_place_and_remedy(what, tmp_path):
     make, words = MISTAKES[what]

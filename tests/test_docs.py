@@ -82,10 +82,9 @@ LONG = ("adapters", "liars", "own_model")  # ten seconds and more
         if not n.startswith("theory")
     ],
 )
-def test_example_runs_and_is_short(name, small_sample, tmp_path, monkeypatch, capsys):
+def test_example_runs(name, small_sample, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = ROOT / "examples" / f"{name}.py"
-    assert len(path.read_text().splitlines()) <= 60
     runpy.run_path(str(path), run_name="__main__")
     assert re.search(r"fedavg +\d", capsys.readouterr().out)
 
@@ -167,12 +166,6 @@ def test_speed_tables_are_those_of_the_measurements():
     assert seen == set(found["TABLES"])
 
 
-def test_pictures_are_small():
-    found = {path.name: path.stat().st_size for path in (ROOT / "docs" / "images").iterdir()}
-    assert {"report-light.png", "report-dark.png", "terminal.svg"} <= set(found)
-    assert max(found.values()) < 300_000
-
-
 def commands() -> list[str]:
     whole = "tutorial-hospitals.md"  # run as it stands by test_hospitals_tutorial.py
     pages = [p for p in sorted((ROOT / "docs").rglob("*.md")) if p.name != whole]
@@ -251,11 +244,6 @@ def formulas() -> list[tuple[str, str]]:
     return found
 
 
-def test_formulas_stay_within_their_cell_of_a_table():
-    assert len(formulas()) > 100
-    assert not [(page, tex) for page, tex in formulas() if "|" in tex]
-
-
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_formulas_are_latex_that_the_site_can_draw():
     script = """
@@ -303,19 +291,6 @@ def test_anchors_are_headings():
             assert anchor in heads(path.parent / target if target else path), (path.name, anchor)
             seen += 1
     assert seen > 20
-
-
-def test_every_row_of_a_table_has_as_many_cells_as_its_head():
-    tables = 0
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        head = 0
-        text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
-        for line in text.splitlines():
-            bars = len(re.findall(r"(?<!\\)\|", line)) if line.lstrip().startswith("|") else 0
-            tables += bool(bars and not head)
-            head = bars and (head or bars)
-            assert bars == head, f"{path.name}: {line}"
-    assert tables > 100
 
 
 def test_files_that_pages_name_are_there():

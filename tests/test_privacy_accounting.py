@@ -34,10 +34,6 @@ SETTINGS = [
 ]
 
 
-def test_there_are_twenty_settings():
-    assert len(SETTINGS) == 20
-
-
 @pytest.mark.parametrize("case", SETTINGS, ids=lambda case: f"{case[0]}-{case[1]:g}-{case[3]}")
 def test_epsilon_is_that_of_dp_accounting_for_the_same_mechanism(case):
     """Described anew from the noise that is drawn, as standard deviations over sensitivities."""

@@ -226,8 +226,3 @@ def test_an_option_is_not_taken_for_the_name_of_a_figure(load, tmp_path, monkeyp
     with pytest.raises(SystemExit, match=r"--help is no name of a figure: give FIGURE\.svg"):
         load("theory").figure(lambda *_: None, 1, None)
     assert not list(tmp_path.iterdir())
-
-
-def test_examples_are_short():
-    for name in NAMES:
-        assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 100, name
