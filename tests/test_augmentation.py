@@ -14,9 +14,8 @@ from fedmaba.rows.images import take_augmented
 from fedmaba.rows.random import GOLDEN
 from fedmaba.simulation import local_training
 from fedmaba.simulation.augmentation import Augmentation, parse_augment
-from fedmaba.simulation.engine import Optimiser, Run, simulate, start
+from fedmaba.simulation.engine import Optimiser, Run, start
 from plain_loop import PLAN, Drifting, Plain, apart, cnn, mlp, one, played, vector
-from recordings import Parts, Replays
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 BOTH = "flip,crop:3"
@@ -107,32 +106,6 @@ def test_runs_that_share_inputs_share_the_changes_too(make_federation, kernels, 
         monkeypatch.setattr(grouped, "MIN_SHARED_ROWS", least)
         found.append(played(runs, fed, plan, mlp)[0].progress.model)
     assert apart(*found) < 1e-9
-
-
-@pytest.mark.parametrize("kind", [Replays, Parts])
-def test_replays_change_the_images_of_their_own_round(kind, fed):
-    found = []
-    for graphs in (None, kind()):
-        runs = [Run(one(s), 3, fed) for s in ("fedavg", "fedprox")]
-        batch = start(runs, replace(PLAN, augment=BOTH, rounds=5, participants=3), mlp)
-        batch.graphs = graphs or batch.graphs
-        list(simulate(batch))
-        found.append(batch.progress.model)
-    assert apart(*found) < 1e-9
-
-
-def test_after_a_checkpoint_the_same_images_come(fed):
-    plan = replace(PLAN, augment=BOTH, rounds=4, dtype="float32")
-    whole, half, again = (start([Run(one("fedavg"), 3, fed)], plan, mlp) for _ in range(3))
-    list(simulate(whole))
-    for shot in simulate(half):
-        if shot.round == 1:
-            break
-    at = half.progress
-    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
-    again.progress.restore(at.arrays(), meta)
-    list(simulate(again))
-    assert torch.equal(again.progress.model, whole.progress.model)
 
 
 @pytest.mark.parametrize(

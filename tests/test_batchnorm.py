@@ -18,7 +18,7 @@ from fedmaba.rows.batchnorm import groups_of
 from fedmaba.rows.general import LoopRows
 from fedmaba.rows.traced import TracedRows
 from fedmaba.rows.weights import GivenWeights
-from fedmaba.simulation.engine import Optimiser, Run, simulate, start
+from fedmaba.simulation.engine import Optimiser, Run, start
 from fedmaba.simulation.parts.own_layers import OWN
 from plain_loop import apart, one, played
 from plain_norms import PLAN, PlainNorms, norm_net
@@ -96,37 +96,6 @@ def test_rows_are_the_plain_loop(plan, specs, choice, fed, few_threads, monkeypa
         for t in range(plan.rounds):
             plain.round(t)
         assert_same(batch, shots, r, plain)
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [c if c == "local" else pytest.param(c, marks=pytest.mark.slow) for c in CHOICES],
-)
-def test_a_run_alone_is_the_run_of_a_batch_and_resumes_to_the_bit(choice, fed, few_threads):
-    plan = dataclasses.replace(PLAN, batchnorm=choice, participants=3, chunk=4)
-    runs = [Run(one(spec), seed, fed) for spec in ("fedavg", "fedmaba") for seed in (3, 5)]
-    together = start(runs, plan, norm_net)
-    list(simulate(together))
-    alone = start(runs[3:], plan, norm_net)
-    shots = simulate(alone)
-    next(shots)
-    saved = {k: np.copy(v) for k, v in alone.progress.arrays().items()}
-    meta = {"round": 1, "chunk": 4, "diverged": [""]}
-    list(shots)
-    resumed = start(runs[3:], plan, norm_net)
-    assert not resumed.progress.misfit(saved, meta, plan.rounds)
-    assert ("own/0" in saved) == (choice == "local")
-    resumed.progress.restore(saved, meta)
-    list(simulate(resumed))
-    for name, value in alone.progress.arrays().items():
-        np.testing.assert_array_equal(resumed.progress.arrays()[name], value)
-    torch.testing.assert_close(
-        together.progress.model[3:], alone.progress.model, rtol=1e-9, atol=1e-9
-    )
-    batches = (together.progress.memory.columns[3], alone.progress.memory.columns[0])
-    assert all((OWN in columns) == (choice == "local") for columns in batches)
-    if choice == "local":
-        torch.testing.assert_close(*[c[OWN] for c in batches], rtol=1e-9, atol=1e-9)
 
 
 def test_one_row_after_another_gives_the_same(fed):

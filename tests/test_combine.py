@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from combine_rules import Combining, PlainMedian
 from fedmaba import rng
@@ -18,7 +17,6 @@ from fedmaba.strategies.base import Combine, Needs
 from fedmaba.strategies.contract import check_strategy
 from plain_loop import PLAN, apart, cnn, mlp, one, played, vector
 from plain_norms import norm_net
-from recordings import Parts, Replays
 from thread_ranks import on_two_ranks
 
 pytestmark = pytest.mark.usefixtures("few_threads")
@@ -52,43 +50,6 @@ def test_a_rule_gets_the_weights_and_statistics_keep_theirs(fed):
     statistics = slice(batch.rows.layout.compared, None)
     sums, median = batch.progress.model[:, statistics]
     assert apart(median, sums) < 1e-12
-
-
-def batches_of(fed):
-    """Makes equal batches, and the numbers with which one of them ends."""
-
-    def begin():
-        return start([Run(s, 3, fed) for s in MEDIANS], replace(SOME, chunk=2), mlp)
-
-    batch = begin()
-    list(simulate(batch))
-    return begin, {name: value.copy() for name, value in batch.progress.arrays().items()}
-
-
-def test_two_ranks_replays_and_runs_that_go_on_give_the_same(fed):
-    begin, wanted = batches_of(fed)
-    found = on_two_ranks(begin)
-    for kind in (Replays, Parts):
-        batch = begin()
-        batch.graphs = kind()
-        list(simulate(batch))
-        found.append(batch)
-    for batch in found:
-        for name, value in batch.progress.arrays().items():
-            np.testing.assert_allclose(value, wanted[name], rtol=1e-9, atol=1e-12, err_msg=name)
-    torch.testing.assert_close(found[0].progress.model, found[1].progress.model, rtol=0, atol=0)
-    half, again = begin(), begin()
-    for shot in simulate(half):
-        if shot.round == 2:
-            break
-    at = half.progress
-    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
-    saved = {name: value.copy() for name, value in at.arrays().items()}
-    assert again.progress.misfit(saved, meta, SOME.rounds) == ""
-    again.progress.restore(saved, meta)
-    list(simulate(again))
-    for name, value in again.progress.arrays().items():
-        np.testing.assert_array_equal(value, wanted[name], name)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

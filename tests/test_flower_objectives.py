@@ -17,7 +17,7 @@ from fedmaba.simulation import engine
 from fedmaba.strategies.base import Local, Objective
 from flower_grid import LocalGrid
 from flower_sites import CONFIG, assert_same, first, local_data
-from test_objectives import Minimising, distil
+from toys import Minimising, distil
 
 
 class Known(Minimising):

@@ -15,7 +15,7 @@ from fedmaba.simulation.parts.own_layers import OWN
 from flower_grid import LocalGrid
 from flower_sites import assert_same, local_data
 from plain_loop import mlp
-from test_own_layers import Heads
+from toys import Heads
 
 SHAPE, CLASSES, ROUNDS, SEED = (1, 8, 8), 4, 4, 3
 

@@ -18,7 +18,7 @@ from fedmaba.flower import FlowerStrategy, client_app
 from fedmaba.simulation import engine
 from flower_grid import LocalGrid
 from flower_sites import CONFIG, assert_same, first, local_data
-from test_prox_of_each_client import MU, Pulled
+from toys import MU, Pulled
 
 
 @pytest.fixture(autouse=True)

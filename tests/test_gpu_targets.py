@@ -9,8 +9,8 @@ from fedmaba.rows.stack import LayerRows
 from fedmaba.rows.traced import TracedRows
 from fedmaba.simulation.engine import Run
 from plain_loop import PLAN, Wrapped, apart, mlp, played, vector
-from test_objectives import Minimising
 from test_target_kinds import CASES, TASKS, data_of
+from toys import Minimising
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,7 +14,6 @@ from fedmaba.simulation.memory import mean_after
 from fedmaba.simulation.parts import kept_vectors
 from fedmaba.strategies.base import Decision, Keep, Local, Objective, Strategy
 from plain_loop import PLAN, Drifting, Plain, apart, cnn, mlp, one, played, vector
-from recordings import Replays
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 PLANS = {
@@ -91,40 +90,6 @@ def test_a_client_that_takes_no_part_keeps_what_it_had(fed):
         changed = (after != before).any(1).nonzero().flatten().tolist()
         assert changed == shot.rounds[0].client.tolist()
         before = after
-
-
-def test_kept_vectors_are_saved_and_taken_up_bit_for_bit(fed):
-    plan = replace(PLAN, rounds=6, participants=3, dtype="float32")
-    runs = [Run(Drifting(), 3, fed), Run(Drifting(late=True), 4, fed)]
-    whole, half = start(runs, plan, mlp), start(runs, plan, mlp)
-    list(simulate(whole))
-    for shot in simulate(half):
-        if shot.round == 2:
-            break
-    saved, at = half.progress.arrays(), half.progress
-    assert {"vector/0/h", "vector/0/g", "vector/1/h"} <= saved.keys()
-    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
-    again = start(runs, plan, mlp)
-    assert again.progress.misfit(saved, meta, plan.rounds) == ""
-    lacking = {name: value for name, value in saved.items() if name != "vector/0/h"}
-    assert again.progress.misfit(lacking, meta, plan.rounds) == "array vector/0/h"
-    again.progress.restore(saved, meta)
-    list(simulate(again))
-    for name, value in whole.progress.arrays().items():
-        np.testing.assert_array_equal(again.progress.arrays()[name], value, name)
-
-
-@pytest.mark.parametrize("chunk", [None, 2])
-def test_rounds_that_are_replayed_keep_the_same_vectors(chunk, fed):
-    plan, found = replace(PLAN, rounds=6, participants=3, chunk=chunk), []
-    for graphs in (None, Replays()):
-        runs = [Run(Drifting(), 3, fed), Run(Drifting(late=True), 3, fed)]
-        batch = start(runs, plan, mlp)
-        batch.graphs = graphs or batch.graphs
-        list(simulate(batch))
-        found.append(batch.progress.arrays())
-    for name, value in found[0].items():
-        np.testing.assert_allclose(found[1][name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 def test_a_run_that_diverges_keeps_the_vectors_of_its_last_good_round(fed):

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,7 +9,7 @@ from fedmaba.errors import InputError
 from fedmaba.rows.base import Rows
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.simulation.augmentation import parse_augment
-from fedmaba.simulation.engine import Optimiser, Run, simulate, start
+from fedmaba.simulation.engine import Optimiser, Run, start
 from fedmaba.simulation.local_training import train_chunk
 from fedmaba.simulation.optimiser import Schedule, parse_schedule
 from fedmaba.simulation.work import chunk_of, draw
@@ -90,36 +89,6 @@ def test_a_run_is_the_same_alone_and_in_chunks(name, fed):
     for r, run in enumerate(mixed):
         alone, _ = played([run], fed, plan, mlp)
         assert apart(alone.progress.model[0], batch.progress.model[r]) < 1e-12
-
-
-@pytest.mark.parametrize("name", ["adam", "all"])
-def test_a_run_goes_on_after_a_checkpoint_bit_for_bit(name, fed):
-    plan = plan_of(name, rounds=5, participants=3, dtype="float32")
-    mixed = runs(fed, [MIX[1], MIX[-1]])
-    whole, half, again = (start(mixed, plan, mlp) for _ in range(3))
-    list(simulate(whole))
-    for shot in simulate(half):
-        if shot.round == 1:
-            break
-    at = half.progress
-    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
-    again.progress.restore(at.arrays(), meta)
-    list(simulate(again))
-    for key, value in whole.progress.arrays().items():
-        np.testing.assert_array_equal(again.progress.arrays()[key], value, key)
-
-
-@pytest.mark.parametrize("name", each("adamw", "all", "cosine"))
-def test_replayed_rounds_have_the_step_sizes_of_their_own(name, fed):
-    """A number that changes from round to round must not stay in a recording."""
-    found = []
-    for graphs in (None, Replays()):
-        batch = start(runs(fed, [*FEW[:3], Drifting()]), plan_of(name, rounds=4), mlp)
-        batch.graphs = graphs or batch.graphs
-        list(simulate(batch))
-        found.append(batch.progress.model)
-    assert graphs.count > 0
-    assert apart(*found) < 1e-9
 
 
 def test_work_with_another_optimiser_is_another_recording(fed):

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,53 +15,13 @@ from fedmaba.rows.stack import LayerRows
 from fedmaba.rows.traced import TracedRows
 from fedmaba.simulation import local_training
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
-from fedmaba.strategies.base import Decision, Local, Needs, Objective, Strategy
+from fedmaba.strategies.base import Local, Objective
 from plain_loop import PLAN, Plain, Wrapped, apart, one, played, vector
 from plain_loop import mlp as plain_mlp
 from recordings import Parts, Replays
+from toys import Minimising
 
 pytestmark = pytest.mark.usefixtures("few_threads")
-
-
-def distil(losses, outputs, y, others, numbers):
-    """The usual loss, and lam * KL divergence from the server's softened outputs."""
-    theirs, own = ((v / numbers["T"]).log_softmax(-1) for v in (others["server"], outputs))
-    return losses + numbers["lam"] * (theirs.exp() * (theirs - own)).sum(-1)
-
-
-def confident(losses, outputs, y, others, numbers):
-    """An objective of outputs that sees no other model: the usual loss, less some entropy."""
-    log_p = outputs.log_softmax(-1)
-    return losses + numbers["share"] * (log_p.exp() * log_p).sum(-1)
-
-
-def tilted(loss, numbers):
-    """(exp(t loss) - 1) / t"""
-    return torch.exp(numbers["t"] * loss)
-
-
-@dataclass(frozen=True)
-class Minimising(Strategy):
-    """a test strategy whose clients minimise something else"""
-
-    name: ClassVar[str] = "minimising"
-    objective: str = "distil"
-    number: float = 0.7
-    prox: float = 0.0
-    full_batch: bool = False
-
-    def needs(self):
-        return Needs(loss="mean")
-
-    def local(self):
-        numbers = {"distil": {"lam": self.number, "T": 2.0}, "confident": {"share": self.number}}
-        sees = ("server",) if self.objective == "distil" else ()
-        own = numbers.get(self.objective, {"t": self.number})
-        objective = Objective(f"test_objectives:{self.objective}", own, sees)
-        return Local(objective=objective, prox=self.prox, full_batch=self.full_batch)
-
-    def weigh(self, state, replies):
-        return Decision(np.full(len(replies.client), 1 / len(replies.client)), state)
 
 
 class Loop(Plain):
@@ -145,19 +104,6 @@ def test_what_clients_minimise_is_what_a_plain_loop_does(way, form, fed):
         assert apart(alone.progress.model[0], batch.progress.model[r]) < 1e-9
 
 
-def test_a_resumed_run_sees_the_servers_model_again(fed):
-    plan = replace(PLAN, rounds=4)
-    whole, _ = played([Run(Minimising(), 3, fed)], fed, plan, mlp)
-    half = start([Run(Minimising(), 3, fed)], plan, mlp)
-    for shot in simulate(half):
-        if shot.round == 1:
-            break
-    again, meta = start(half.runs, plan, mlp), {"round": 2, "chunk": 5, "diverged": [""]}
-    again.progress.restore(half.progress.arrays(), meta)
-    list(simulate(again))
-    assert torch.equal(again.progress.model, whole.progress.model)
-
-
 class Normed(nn.Module):
     """A model with statistics, which training reads otherwise than evaluation."""
 
@@ -201,9 +147,9 @@ def three(losses, outputs, y):
         (Objective("test_objectives:nothing"), "has no 'nothing'"),
         (Objective("test_objectives:PLAN"), "write a function of (loss, numbers), or of (losses,"),
         (Objective("test_objectives:three"), "write a function of (loss, numbers), or of (losses,"),
-        (Objective("test_objectives:tilted", {"T": 1.0}), "KeyError: 't'"),
-        (Objective("test_objectives:tilted", {"t": 1.0}, ("server",)), "leave out what it sees"),
-        (Objective("test_objectives:distil", {"lam": 1.0, "T": 1.0}), "KeyError: 'server'"),
+        (Objective("toys:tilted", {"T": 1.0}), "KeyError: 't'"),
+        (Objective("toys:tilted", {"t": 1.0}, ("server",)), "leave out what it sees"),
+        (Objective("toys:distil", {"lam": 1.0, "T": 1.0}), "KeyError: 'server'"),
         (Objective("test_objectives:broken"), "RuntimeError"),
         (Objective("test_objectives:one_for_all"), "gave (2,): it must give one loss for each"),
         (Objective("propfair", {"m": 5.0}), "KeyError: 'M'"),

@@ -1,8 +1,7 @@
 """Layers that stay with clients, by patterns of names: rows are the plain loop everywhere."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,40 +9,15 @@ from torch import nn
 from fedmaba.errors import InputError
 from fedmaba.rows import models
 from fedmaba.rows.stack import LayerRows
-from fedmaba.simulation.engine import Run, simulate, start
+from fedmaba.simulation.engine import Run, start
 from fedmaba.simulation.parts.own_layers import OWN
-from fedmaba.strategies.base import Decision, Local, Needs, Strategy
+from fedmaba.strategies.base import Local
 from plain_loop import PLAN, Plain, apart, cnn, mlp, one, played
 from plain_norms import norm_net
-from recordings import Parts, Replays
-from thread_ranks import on_two_ranks
+from toys import Heads, norm_free
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 SOME = replace(PLAN, participants=3, rounds=6, epochs=2)
-
-
-@dataclass(frozen=True)
-class Heads(Strategy):
-    """weighs by size, or by losses seen and changes; clients keep what a pattern fits"""
-
-    name = "heads"
-    kept: str = "5.*"
-    late: bool = False
-    mu: float = 0.0
-    lean: float = 0.0
-
-    def needs(self):
-        return Needs("mean", "gram") if self.late else Needs()
-
-    def local(self):
-        add = {"server": self.lean} if self.lean else {}
-        return Local(prox=self.mu, add=add, own_layers=(self.kept,))
-
-    def weigh(self, state, replies):
-        share = replies.size.astype(float)
-        if self.late:
-            share = replies.loss * np.sqrt(replies.gram.diagonal())
-        return Decision(share / share.sum(), state)
 
 
 class PlainHeads(Plain):
@@ -84,17 +58,6 @@ def assert_plain(batch, r, plain):
             assert apart(kept[name], want) < 1e-9, (client, name)
 
 
-def norm_free(shape, classes):
-    """Convolutions without dropout, whose masks are other ones in each form of rows."""
-    return nn.Sequential(
-        nn.Conv2d(shape[0], 4, 3),
-        nn.Tanh(),
-        nn.Conv2d(4, 3, 3),
-        nn.Flatten(),
-        nn.Linear(48, classes),
-    )
-
-
 LAST, FIRST, BIASES = ["5.weight", "5.bias"], ["1.weight", "1.bias"], ["1.bias", "3.bias", "5.bias"]
 CASES = [
     (mlp, "5.*", LAST, True),
@@ -114,52 +77,6 @@ def test_clients_that_keep_layers_are_the_plain_loop(plan, make, kept, names, fa
     assert isinstance(batch.rows, LayerRows) == fast
     for r, strategy in enumerate(runs):
         assert_plain(batch, r, PlainHeads(names, strategy, 3, fed, plan, make).run())
-
-
-def batches_of(fed, kept, make):
-    """Makes equal batches, and the numbers with which one of them ends."""
-    runs = [Run(Heads(kept), 3, fed), Run(Heads(kept, late=True, mu=0.7, lean=-0.3), 3, fed)]
-
-    def begin():
-        return start(runs, replace(SOME, chunk=2), make)
-
-    whole = begin()
-    list(simulate(whole))
-    return begin, {name: value.copy() for name, value in whole.progress.arrays().items()}
-
-
-def assert_close(batch, wanted):
-    for name, value in batch.progress.arrays().items():
-        np.testing.assert_allclose(value, wanted[name], rtol=1e-9, atol=1e-12, err_msg=name)
-
-
-@pytest.mark.parametrize(("kept", "make"), [("5.*", mlp), ("0.*", norm_free)])
-def test_two_ranks_and_runs_that_go_on_give_the_same(kept, make, fed):
-    begin, wanted = batches_of(fed, kept, make)
-    for batch in on_two_ranks(begin):
-        assert_close(batch, wanted)
-    half, again = begin(), begin()
-    for shot in simulate(half):
-        if shot.round == 2:
-            break
-    at = half.progress
-    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
-    saved = {name: value.copy() for name, value in at.arrays().items()}
-    assert again.progress.misfit(saved, meta, SOME.rounds) == ""
-    again.progress.restore(saved, meta)
-    list(simulate(again))
-    for name, value in again.progress.arrays().items():
-        np.testing.assert_array_equal(value, wanted[name], name)
-
-
-@pytest.mark.parametrize("kept", ["5.*", "1.*"])
-@pytest.mark.parametrize("kind", [Replays, Parts])
-def test_rounds_that_are_replayed_give_the_same(kept, kind, fed):
-    begin, wanted = batches_of(fed, kept, mlp)
-    batch = begin()
-    batch.graphs = kind()
-    list(simulate(batch))
-    assert_close(batch, wanted)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import paper_loops
 from fedmaba.data.federation import Federation
 from fedmaba.data.partition import Split
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
-from plain_loop import MODELS, PLAN, apart, cnn, mlp, one, played, vector
-from recordings import Replays
+from plain_loop import MODELS, PLAN, apart, mlp, one, played, vector
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 LOOPS = {
@@ -170,45 +169,6 @@ def test_feddyn_stops_where_the_gradients_of_all_clients_sum_to_zero(make_federa
         parts = [loop.gradient(w, rows, None) + 0.1 * w for rows in fed.split.train]
         size.append(float(torch.stack(parts).mean(0).norm()))
     assert size[1] < 1e-4 < 1e-2 < size[0]
-
-
-@pytest.mark.parametrize("model", [mlp, pytest.param(cnn, marks=pytest.mark.slow)])
-def test_a_run_that_was_resumed_ends_with_the_same_bits(model, fed):
-    plan = replace(PLAN, rounds=6, participants=3, dtype="float32")
-    specs = ["scaffold", "scaffold:option=I", "feddyn", "fednova", "ditto:server=fedmaba", "local"]
-    specs += ["eagle", "mifa", "fedlf:tau=2", "fedmdfg"]
-    runs = [Run(one(spec), 3, fed) for spec in specs]
-    whole, half = start(runs, plan, model), start(runs, plan, model)
-    list(simulate(whole))
-    for shot in simulate(half):
-        if shot.round == 2:
-            break
-    at, saved = half.progress, half.progress.arrays()
-    assert {"vector/0/c", "mean/0/c", "mean/2/h", "vector/4/personal"} <= saved.keys()
-    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
-    again = start(runs, plan, model)
-    assert again.progress.misfit(saved, meta, plan.rounds) == ""
-    for name in ("mean/2/h", "vector/0/c"):
-        lacking = {key: value for key, value in saved.items() if key != name}
-        assert again.progress.misfit(lacking, meta, plan.rounds) == f"array {name}"
-    again.progress.restore(saved, meta)
-    list(simulate(again))
-    for name, value in whole.progress.arrays().items():
-        np.testing.assert_array_equal(again.progress.arrays()[name], value, name)
-
-
-@pytest.mark.parametrize("chunk", [pytest.param(None, marks=pytest.mark.slow), 2])
-def test_rounds_that_are_replayed_give_the_same(chunk, fed):
-    plan, found = replace(PLAN, rounds=6, participants=3, chunk=chunk), []
-    for graphs in (None, Replays()):
-        specs = ("scaffold", "scaffold:option=I", "feddyn", "ditto", "local", "eagle")
-        runs = [Run(one(spec), 3, fed) for spec in specs]
-        batch = start(runs, plan, mlp)
-        batch.graphs = graphs or batch.graphs
-        list(simulate(batch))
-        found.append(batch.progress.arrays())
-    for name, value in found[0].items():
-        np.testing.assert_allclose(found[1][name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("spec", ["scaffold", "feddyn", "local"])

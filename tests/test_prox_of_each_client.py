@@ -12,36 +12,13 @@ import fedmaba
 from fedmaba.errors import InputError
 from fedmaba.rows.grouped import GroupedRows
 from fedmaba.simulation import vectors
-from fedmaba.simulation.engine import Optimiser, Run, simulate, start
+from fedmaba.simulation.engine import Optimiser, Run
 from fedmaba.strategies import FedProx
-from fedmaba.strategies.base import Decision, Keep, Local, Needs, Personal, Strategy
+from fedmaba.strategies.base import Local
 from plain_loop import MODELS, PLAN, Plain, apart, mlp, one, played, vector
-from recordings import Parts, Replays
+from toys import MU, Pulled
 
 pytestmark = pytest.mark.usefixtures("few_threads")
-MU = (0.0, 0.4, 1.0, 0.0, 2.5)
-
-
-@dataclass(frozen=True)
-class Pulled(Strategy):
-    """FedProx with a mu of each client's own"""
-
-    name: ClassVar[str] = "pulled"
-    mu: tuple[float, ...] = MU
-    late: bool = False  # whether the server sees each change
-    keeps: bool = False  # whether clients keep a vector that joins their gradients
-    own: bool = False  # whether they train a model of their own, too
-
-    def needs(self):
-        return Needs(changes="norms") if self.late else Needs()
-
-    def local(self):
-        vectors = {"keep": {"h": Keep(start=0.3, end=-0.3)}, "add": {"h": -1.0}}
-        personal = Personal(prox=0.5) if self.own else None
-        return Local(prox=np.array(self.mu), personal=personal, **(vectors if self.keeps else {}))
-
-    def weigh(self, state, replies):
-        return Decision(np.full(len(replies.client), 1 / len(replies.client)), state)
 
 
 PLANS = {
@@ -113,36 +90,6 @@ def test_clients_with_models_of_their_own_are_pulled_apart_too(fed):
     mine, _ = played([Run(Pulled(own=True), 3, fed)], fed, replace(plan, rounds=1), mlp)
     own = (of.progress.memory.columns[0]["personal"] for of in (ditto, mine))
     assert apart(*own) < 1e-9  # in the first round the models that they pull to are the same
-
-
-@pytest.mark.parametrize("graphs", [Replays, Parts])
-@pytest.mark.parametrize("chunk", [None, 2])
-def test_a_round_that_is_replayed_has_the_numbers_of_its_own_clients(chunk, graphs, fed):
-    plan, found = replace(PLAN, rounds=6, participants=3, chunk=chunk), []
-    for recorded in (None, graphs()):
-        runs = [Run(Pulled(late=late, keeps=late), 3, fed) for late in (False, True)]
-        batch = start(runs, plan, mlp)
-        batch.graphs = recorded or batch.graphs
-        list(simulate(batch))
-        found.append(batch.progress.arrays())
-    for name, value in found[0].items():
-        np.testing.assert_allclose(found[1][name], value, rtol=1e-9, atol=1e-12, err_msg=name)
-
-
-def test_a_run_goes_on_bit_for_bit(fed):
-    plan = replace(PLAN, rounds=6, participants=3, dtype="float32")
-    runs = [Run(Pulled(keeps=True), 3, fed)]
-    whole, half, again = (start(runs, plan, mlp) for _ in range(3))
-    list(simulate(whole))
-    for shot in simulate(half):
-        if shot.round == 2:
-            break
-    at = half.progress
-    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
-    again.progress.restore(at.arrays(), meta)
-    list(simulate(again))
-    for name, value in whole.progress.arrays().items():
-        np.testing.assert_array_equal(again.progress.arrays()[name], value, name)
 
 
 def test_other_numbers_are_another_run(tmp_path, fed):

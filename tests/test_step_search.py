@@ -10,11 +10,10 @@ from fedmaba.data.attack import Attack, Hostile
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.errors import InputError
 from fedmaba.privacy.mechanism import refusal
-from fedmaba.simulation.engine import Run, simulate, start
+from fedmaba.simulation.engine import Run, start
 from fedmaba.strategies.base import Decision, Keep, Local, Needs, ServerStep, Strategy
 from fedmaba.strategies.server_optimisers import ServerOptimiser
 from plain_loop import PLAN, apart, mlp, one, played
-from recordings import Replays
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 SOME = replace(PLAN, rounds=4, participants=3)
@@ -115,38 +114,6 @@ def test_a_step_that_leads_to_nowhere_has_an_infinite_loss(fed):
 
     _, shots = played([Run(Far(), 3, fed)], fed, replace(PLAN, rounds=1, dtype="float32"), mlp)
     assert shots[0].rounds[0].info["step_factor"] == 1
-
-
-@pytest.mark.parametrize("plan", [PLAN, SOME], ids=["all", "some"])
-def test_rounds_that_are_replayed_give_the_same(plan, fed):
-    found = []
-    for graphs in (None, Replays()):
-        specs = ("fedmdfg", "fedavg", "fedmdfg:theta=3,s=2", "fedlf", "ditto:server=fedmdfg")
-        batch = start([Run(one(spec), 3, fed) for spec in specs], plan, mlp)
-        batch.graphs = graphs or batch.graphs
-        list(simulate(batch))
-        found.append(batch.progress.arrays())
-    for name, value in found[0].items():
-        np.testing.assert_allclose(found[1][name], value, rtol=1e-9, atol=1e-12, err_msg=name)
-    np.testing.assert_allclose(found[0]["model"][4], found[0]["model"][0], atol=1e-12)  # Ditto's
-
-
-def test_a_run_that_was_resumed_ends_with_the_same_bits(fed):
-    plan = replace(SOME, dtype="float32")
-    runs = [Run(one(spec), 3, fed) for spec in ("fedmdfg", "fedmdfg:theta=3,s=1")]
-    whole, half, again = (start(runs, plan, mlp) for _ in range(3))
-    list(simulate(whole))
-    for shot in simulate(half):
-        if shot.round == 2:
-            break
-    at, saved = half.progress, half.progress.arrays()
-    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
-    assert {"state/0/usual", "state/0/rounds", "state/0/norm", "kept/0/change"} <= saved.keys()
-    assert again.progress.misfit(saved, meta, plan.rounds) == ""
-    again.progress.restore(saved, meta)
-    list(simulate(again))
-    for name, value in whole.progress.arrays().items():
-        np.testing.assert_array_equal(again.progress.arrays()[name], value, name)
 
 
 def test_clients_that_join_have_no_usual_loss():
