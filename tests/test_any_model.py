@@ -9,7 +9,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from any_models import CLASSES, random_model
-from fedmaba.rows import compile, traced
+from fedmaba.errors import InputError
+from fedmaba.rows import compile, inductor, traced
 from fedmaba.rows.base import Layout, Step
 from fedmaba.rows.general import LoopRows
 from fedmaba.rows.operations import RowMethod, RowOperations
@@ -222,22 +223,6 @@ def test_the_form_on_a_cpu_depends_on_the_model_alone():
     assert type(compile(wide, small[1])) is LoopRows
 
 
-def test_shapes_on_a_gpu_are_few():
-    assert [traced._size(n, 50) for n in (50, 49, 26, 25, 13, 12, 1)] == [
-        50,
-        50,
-        50,
-        25,
-        13,
-        13,
-        13,
-    ]
-    assert [traced._size(n, 50) for n in (51, 100, 101, 500)] == [100, 100, 200, 800]
-    x = torch.arange(6.0).view(2, 3)
-    assert traced._longer(x, 4, 0).tolist() == [[0, 1, 2], [3, 4, 5], [0, 1, 2], [0, 1, 2]]
-    assert traced._longer(x, 3, 1) is x
-
-
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Sizes are rounded up, and evaluations cut, as on CUDA."""
@@ -263,3 +248,38 @@ def test_sizes_that_are_rounded_up_change_nothing(seed, as_on_a_gpu):
     same((loss, sink, rows.outputs(tried.flat, tried.x)), wanted, 1e-9)
     sizes = {shape[0] for key in rows.graphs if key[0].rows for shape, *_ in key[1:]}
     assert sizes == {3}  # 2 of 9 rows are computed as 3
+
+
+def test_compiled_kernels_lie_where_the_user_says(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.delenv("FEDMABA_COMPILED", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert inductor.kernel_folder() == tmp_path / "fedmaba" / "compiled"
+    monkeypatch.setenv("FEDMABA_COMPILED", str(tmp_path / "mine"))
+    inductor.keep_kernels()
+    assert inductor.os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "mine")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDMABA_COMPILED", str(tmp_path / "file" / "below"))
+    with pytest.raises(
+        InputError,
+        match="file is no folder that can be written: set FEDMABA_COMPILED",
+    ):
+        inductor.keep_kernels()
+
+
+def test_what_is_compiled_is_told_with_its_time(monkeypatch):
+    """With a stand-in for the compiler."""
+    seen = []
+    monkeypatch.setattr(inductor, "compile_graph", lambda graph, args: seen.append(1) or graph)
+    model, x = random_model(SMALL)
+    rows = compile(model, x, compiled=True)
+    assert type(rows) is TracedRows
+    assert "; compiling takes about " in rows.path
+    monkeypatch.setattr(rows, "cuda", True)
+    lines = []
+    rows.tell = lines.append
+    flat = rows.layout.pack(rows.model).repeat(2, 1)
+    rows.compile(flat, lambda: rows.outputs(flat, x[None]))
+    assert len(lines) == len(seen) == 1
+    assert lines[0].startswith("compiling the evaluation of 256 examples: about ")

@@ -30,6 +30,7 @@ CASES = {
         replace(SOME, optimiser=ADAM, **SCHEDULES),
         mlp,
     ),
+    "server": (["fedadam", "fedyogi:tau=0.1", "fedavgm"], SOME, mlp),
     "augmented": (["fedavg", "fedprox"], replace(SOME, augment="flip,crop:3"), mlp),
     "objectives": ([Minimising(), Minimising("tilted", 0.1)], SOME, mlp),
     "trials": (["fedmdfg", "fedavg", "fedmdfg:theta=3,s=1", "ditto:server=fedmdfg"], SOME, mlp),

@@ -11,7 +11,6 @@ from torch import nn
 from fedmaba import strategies
 from fedmaba.rows import grouped
 from fedmaba.rows import kernels as triton
-from fedmaba.rows.base import StepsAhead
 from fedmaba.rows.grouped import GroupedRows
 from fedmaba.simulation import local_training
 from fedmaba.simulation.engine import Optimiser, Run, start
@@ -140,22 +139,6 @@ def test_runs_of_one_seed_share_their_inputs(make_federation, kernels, monkeypat
         assert any(shared for *_, shared in taken) == (least == 1)
     assert (10, 40, True) in taken
     assert apart(*found) < 1e-9
-
-
-def test_rows_share_inputs_where_runs_draw_alike():
-    def shared(key, first=None, steps=None):
-        key = np.array(key)
-        first, steps = np.array(first or key * 10), np.array(steps or [4] * len(key))
-        return grouped._blocks(StepsAhead(first, key, steps, 2, None, False))
-
-    assert not shared([5, 3, 9])  # nobody does
-    assert not shared([5, 5, 3, 3])  # 3 comes after 5 has come twice
-    assert not shared([5, 3, 5, 3], first=[1, 2, 1, 7])  # of another federation
-    assert not shared([5, 3, 5, 3], steps=[2, 2, 2, 1])
-    many = np.arange(100)
-    blocks = shared([*many, *many, *many[40:]])
-    assert blocks == ((0, 100, 0), (100, 200, 0), (200, 260, 40))
-    assert not shared([*many[:50], *many[:50]])  # blocks of 50
 
 
 def test_compiling_kernels_ahead_changes_nothing(fed, kernels, monkeypatch):

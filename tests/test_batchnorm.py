@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedmaba
-from fedmaba import rows
 from fedmaba.errors import InputError
 from fedmaba.results.history import History
 from fedmaba.rows import compile, models
@@ -30,7 +29,7 @@ PLANS = {
     "plain": PLAN,
     "momentum": dataclasses.replace(PLAN, optimiser=Optimiser(0.9, 0.01), server_momentum=0.5),
     "few": dataclasses.replace(PLAN, participants=3, epochs=2, server_lr=0.7),
-    "all rows at once": dataclasses.replace(PLAN, chunk=4),
+    "four at a time": dataclasses.replace(PLAN, chunk=4),
     "one at a time": dataclasses.replace(PLAN, chunk=1, steps=4),
 }
 SPECS = ["fedavg", "fedmaba", "fedmaba:loss_at=mean", "fedmaba:loss_at=end", "fedprox:mu=0.5"]
@@ -65,10 +64,10 @@ def assert_same(batch, shots, r, plain):
 
 ASKED = [
     *(("plain", SPECS[1:2]), ("momentum", SPECS[1:2]), ("few", SPECS[:1])),
-    *(("all rows at once", SPECS[:1]), ("one at a time", SPECS[:2]), ("plain", SPECS)),
+    *(("four at a time", SPECS[:1]), ("one at a time", SPECS[:2]), ("plain", SPECS)),
 ]
 QUICK = [("plain", "average"), ("plain", "local"), ("plain", "frozen"), ("momentum", "average")]
-QUICK += [("few", "local"), ("all rows at once", "average")]
+QUICK += [("few", "local"), ("four at a time", "average")]
 
 
 @pytest.mark.parametrize(
@@ -84,13 +83,11 @@ QUICK += [("few", "local"), ("all rows at once", "average")]
         for choice in CHOICES
     ],
 )
-def test_rows_are_the_plain_loop(plan, specs, choice, fed, few_threads, monkeypatch):
-    together = plan == "all rows at once"
-    monkeypatch.setattr(rows, "_is_small", lambda *_: together)
+def test_rows_are_the_plain_loop(plan, specs, choice, fed, few_threads):
     plan = dataclasses.replace(PLANS[plan], batchnorm=choice)
     batch, shots = played(specs, fed, plan, norm_net)
     if choice != "frozen":
-        assert type(batch.rows) is (TracedRows if together else LoopRows)
+        assert type(batch.rows) is LoopRows
     for r, spec in enumerate(specs):
         plain = PlainNorms(choice, one(spec), 3, fed, plan, norm_net)
         for t in range(plan.rounds):

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import fedmaba
-from fedmaba import rows
 from fedmaba.deploy.client import first_model
 from fedmaba.errors import InputError
 from fedmaba.experiment import config, session
@@ -81,12 +80,10 @@ class PlainFrozen(Plain):
     [
         (body, LayerRows),
         (only_biases, TracedRows),
-        pytest.param(wrapped, TracedRows, marks=pytest.mark.slow),
         (wrapped, LoopRows),
     ],
 )
-def test_rows_are_the_plain_loop(make, kind, fed, few_threads, monkeypatch):
-    monkeypatch.setattr(rows, "_is_small", lambda *_: kind is TracedRows)
+def test_rows_are_the_plain_loop(make, kind, fed, few_threads):
     specs = ["fedmaba", "fedprox:mu=1"]
     batch, _ = played(specs, fed, PLAN, make)
     assert type(batch.rows) is kind

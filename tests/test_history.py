@@ -160,7 +160,7 @@ def test_a_table_in_memory_is_hardly_larger_than_its_numbers():
     assert column[-1].tolist() == [0.5, 1.5]
     assert [int(row[1]) for row in column][:3] == [0, 2, 4]
     assert np.asarray(column).shape == (1001, 2)
-    assert column._rows.nbytes <= 2.1 * column.array().nbytes
+    assert column.array().base.nbytes <= 2.1 * column.array().nbytes
     with pytest.raises(ValueError, match="a row of shape"):
         column.append(np.zeros(3))
 

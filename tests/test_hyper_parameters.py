@@ -168,7 +168,8 @@ words = some.text("abcXYZ 019._-+=:/äß", min_size=1).filter(lambda w: w == w.s
 
 def values(f: dataclasses.Field[Any], kind: Any) -> some.SearchStrategy[Any]:
     """What a field may be, from its declaration."""
-    low, high, strict = hyper_parameters._range(f)
+    low, high = f.metadata.get("low", -np.inf), f.metadata.get("high", np.inf)
+    strict = f.metadata.get("open", False)
     if choices := hyper_parameters.listed_choices(kind):
         return some.sampled_from(choices)
     if kind is int:

@@ -73,7 +73,7 @@ WAYS = {
 
 @pytest.fixture
 def form(request, monkeypatch):
-    monkeypatch.setattr(package, "_is_small", lambda *args: request.param == "traced")
+    monkeypatch.setattr(package, "SMALL", 0 if request.param == "loop" else package.SMALL)
     monkeypatch.setattr(local_training, "FULL_BATCH_PIECE", 4)
     return request.param
 
@@ -119,7 +119,7 @@ class Normed(nn.Module):
 def test_both_general_forms_see_the_same_statistics_of_the_server(choice, fed, monkeypatch):
     plan, found = replace(PLAN, minibatch=3, batchnorm=choice), []
     for form in (TracedRows, LoopRows):
-        monkeypatch.setattr(package, "_is_small", lambda *args, form=form: form is TracedRows)
+        monkeypatch.setattr(package, "SMALL", 10**6 if form is TracedRows else 0)
         runs = [Run(Minimising(number=number), 3, fed) for number in (0.0, 0.7)]
         batch, _ = played(runs, fed, plan, Normed)
         assert type(batch.rows) is form, batch.rows.path

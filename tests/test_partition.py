@@ -124,19 +124,6 @@ def test_test_labels_come_in_the_proportions_of_training(clients):
     np.testing.assert_array_equal(test.sum(0), np.bincount(y[3000:], minlength=6))
 
 
-def test_different_labels_wherever_possible():
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        n, k = int(rng.integers(1, 8)), int(rng.integers(1, 5))
-        label = np.unique(np.sort(rng.integers(0, n * k, n * k)), return_inverse=True)[1]
-        holder = partition._different(label, n, k, rng)
-        np.testing.assert_array_equal(np.bincount(holder, minlength=n), np.full(n, k))
-        have = np.zeros((n, label[-1] + 1), int)
-        np.add.at(have, (holder, label), 1)
-        unavoidable = np.maximum(np.bincount(label) - n, 0).sum()
-        assert np.maximum(have - 1, 0).sum() == unavoidable
-
-
 def test_unequal_classes_get_shards_in_proportion():
     y = np.repeat([0, 1, 2, 0, 1, 2], [500, 300, 205, 50, 30, 20])  # 5, 3 and 2 of 10 shards
     s = split(y, 1005, None, "shards:2", 5, 0)

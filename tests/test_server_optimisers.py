@@ -12,12 +12,10 @@ import fedmaba
 from fedmaba.deploy.server import FederationServer
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.errors import InputError
-from fedmaba.experiment import starting
 from fedmaba.simulation.engine import Run
 from fedmaba.strategies import FedAdam, FedAvg, FedAvgM, FedYogi
 from fedmaba.strategies.base import Replies
 from plain_loop import PLAN, apart, mlp, played
-from run_folders import asked, begun, files, play
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 
@@ -80,25 +78,6 @@ def test_a_large_tau_approaches_momentum(fed):
         velocity = 0.9 * velocity + 0.1 * change
         step, moments = how.step(moments, change)
         np.testing.assert_allclose(step, velocity / (1 + 0.99 ** (t / 2)), rtol=1e-6)
-
-
-def test_runs_beside_each_other_do_not_disturb_each_other(fed):
-    plan = replace(PLAN, participants=3, dtype="float32")
-    specs = ["fedmaba", "fedadam", "fedavg", "fedyogi:tau=0.1", "fedavgm"]
-    together, _ = played(specs, fed, plan, mlp)
-    for r, spec in enumerate(specs):
-        alone, _ = played([spec], fed, plan, mlp)
-        assert alone.progress.model[0].equal(together.progress.model[r]), spec
-
-
-def test_a_stopped_run_goes_on_bit_for_bit(tiny_npz, tmp_path):
-    rows = ["fedavg", "fedadam", "fedyogi", "fedavgm:beta=0.7"]
-    experiment = asked(tiny_npz, strategies=rows, seeds=1)
-    play(begun(experiment, tmp_path / "whole"))
-    play(begun(experiment, tmp_path / "part"), stop_after=3)
-    play(starting.resume(tmp_path / "part"))
-    whole, part = files(tmp_path / "whole"), files(tmp_path / "part")
-    assert [name for name in whole if whole[name] != part.get(name)] == []
 
 
 def test_statistics_of_batchnorm_are_averaged_whatever_the_optimiser(fed):
