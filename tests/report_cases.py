@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import fedmaba
 from fedmaba import cli
-from fedmaba.experiment import config, starting
+from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
 from fedmaba.report import data
 from fedmaba.results.history import History, RunHistory
@@ -90,7 +91,7 @@ def history(
 
 def finished_run(out: Path, tiny_npz) -> Path:
     """A finished run of three strategies and two seeds."""
-    starting.compare(
+    fedmaba.compare(
         ["fedavg", "afl", "fedmaba"], data=str(tiny_npz), model="softmax", rounds=6, eval_every=2,
         seeds=2, minibatch=5, out=out, device="cpu",
     )  # fmt: skip

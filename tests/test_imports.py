@@ -5,13 +5,13 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from functools import cache
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
 import fedmaba
-from fedmaba.results.history import VIEWS
 from package_source import EVERY, FILES, SRC, tree, walked
 
 # modules that a server without torch can use
@@ -45,6 +45,7 @@ def imports(module: ast.AST, *, deep: bool) -> set[str]:
     while waiting:
         node = waiting.pop()
         if typing_only(node):
+            waiting += node.orelse
             continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -114,35 +115,127 @@ def test_the_lowest_modules_know_no_others():
     assert local <= {*told, "data", "data.trees"}
 
 
-def test_modules_stand_on_those_before_them_on_the_page_of_the_architecture():
-    floors = runpy.run_path(str(SRC.parents[1] / "tools" / "reference.py"))["FLOORS"]
-    order = [name for names in floors.values() for name in names.split()]
-    for name in set(EVERY) - {"__init__"}:
-        own = name.split(".")[0]
-        needed = {other.split(".")[0] for other in inner(name, deep=False)} - {own, "__init__"}
-        below = order[: order.index(own)]
-        assert needed <= set(below), f"{name} needs {needed - set(below)}"
+FLOORS = runpy.run_path(str(SRC.parents[1] / "tools" / "reference.py"))["FLOORS"]
+ROOMS = [room for rooms in FLOORS.values() for room in rooms.split()]  # from the ground up
+# Files of a room that name each other, for types alone: what a round, its parts and its chunks hand
+# to one another is described where it is made, and a checkpoint is of a server.
+TYPES_ALONE = (
+    {"simulation.batch", "simulation.client", "simulation.part", "simulation.work"},
+    {"deploy.checkpoint", "deploy.server"},
+)
+BY_NAME = {"strategies.ditto": {"strategies.__init__"}}  # its rule is any strategy, found by name
+
+
+def names(source: str, files: Collection[str] = frozenset(FILES)) -> set[str]:
+    """The modules of ours that a file names: by any import, also for types, and by strings.
+
+    A string names a module by its whole name, or by its end where the file also has the front, as
+    `f"fedmaba.report.{name}"`; of the front alone the room is known.
+    """
+    named, fronts, strings = set[str](), set[str](), set[str]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            ends = {f"{node.module}.{alias.name}" for alias in node.names}
+            short = {end: end.removeprefix("fedmaba.") for end in ends}
+            modules = {e for e, s in short.items() if s in files or f"{s}.__init__" in files}
+            named |= modules | ({str(node.module)} if ends > modules else set())
+        elif isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+            fronts.add(str(node.values[0].value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            strings.add(node.value)
+    fronts = {front for front in fronts if re.fullmatch(r"fedmaba\.([a-z_]+\.)*", front)}
+    named |= strings | {front + end for front in fronts for end in strings}
+    named = {name.removeprefix("fedmaba.") for name in named if name.startswith("fedmaba.")}
+    ours = {name if name in files else f"{name}.__init__" for name in named} & {*files}
+    return ours | {front.removeprefix("fedmaba.").rstrip(".") for front in fronts} - {""}
+
+
+def room_of(name: str) -> str:
+    return name.split(".")[0]
+
+
+def arrows_up(named: Mapping[str, set[str]]) -> list[str]:
+    """What names a room that stands on its own, or one that is no room."""
+    place = {room: i for i, room in enumerate(ROOMS)}
+    return [
+        f"{name} names {other}"
+        for name, others in named.items()
+        for other in others
+        if place.get(room_of(other), len(ROOMS)) > place[room_of(name)]
+    ]
+
+
+def circle(named: Mapping[str, set[str]], of_types: Mapping[str, set[str]]) -> list[str]:
+    """Files that need each other; arrows `of_types` alone do not count inside TYPES_ALONE."""
+    together = {name: [some for some in TYPES_ALONE if name in some] for name in named}
+    graph = {
+        name: {
+            other
+            for other in others & named.keys() - {name} - BY_NAME.get(name, set())
+            if other not in of_types[name] or not any(other in some for some in together[name])
+        }
+        for name, others in named.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def without_types(source: str) -> str:
+    """A file without what is imported for type checkers alone."""
+    module = ast.parse(source)
+    module.body = [node for node in module.body if not typing_only(node)]
+    return ast.unparse(module)
+
+
+@pytest.fixture(scope="module")
+def package() -> dict[str, str]:
+    """The text of every module but the package's own, which names them all."""
+    return {n: FILES[n].read_text(encoding="utf-8") for n in EVERY if n != "__init__"}
+
+
+def test_no_module_names_a_room_above_its_own_and_no_files_need_each_other(package):
+    named = {name: names(source) for name, source in package.items()}
+    assert arrows_up(named) == []
+    certain = {name: names(without_types(source)) for name, source in package.items()}
+    assert circle(named, {name: named[name] - certain[name] for name in named}) == []
 
 
 @pytest.mark.parametrize(
-    ("low", "high"),
+    ("name", "line"),
     [
-        ("results.", ("report", "experiment", "simulation", "cli")),
-        ("report.", ("cli",)),
+        ("results.groups", "from fedmaba.report import table"),
+        ("results.groups", "def f():\n    import fedmaba.report.table"),
+        ("results.groups", "if TYPE_CHECKING:\n    from fedmaba.report.table import Column"),
+        ("results.groups", "VIEWS = 'fedmaba.report.history_views'"),
+        ("results.groups", "def f(x):\n    return import_module(f'fedmaba.report.{x}')"),
+        ("experiment.config", "from fedmaba import report"),
+        ("strategies.afl", "LAZY = {'a': 'cli'}\nimport_module(f'fedmaba.{x}')"),
     ],
 )
-def test_lower_rooms_know_nothing_of_higher_ones_also_inside_functions(low, high):
-    for name in (n for n in EVERY if n.startswith(low)):
-        assert not {other for other in inner(name) if other.split(".")[0] in high}, name
+def test_the_scan_sees_an_arrow_up(name, line):
+    assert arrows_up({name: names(line)})
 
 
-def test_the_module_that_shows_histories_is_there():
-    assert VIEWS.removeprefix("fedmaba.") in FILES
-
-
-def test_no_module_needs_itself():
-    graph = {name: inner(name, deep=False) & set(EVERY) for name in EVERY}
-    assert {*TopologicalSorter(graph).static_order()} == {*EVERY}  # or raises CycleError
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from fedmaba.report import figures",
+        "def f():\n    from fedmaba.report.figures import encode",
+        "if TYPE_CHECKING:\n    from fedmaba.report import figures",
+        "LATER = ('figures',)\nimport_module(f'fedmaba.report.{x}')",
+    ],
+)
+def test_the_scan_sees_a_circle(line, package):
+    planted = {**package, "report.document": package["report.document"] + "\n" + line}
+    named = {name: names(source) for name, source in planted.items()}
+    certain = {name: names(without_types(source)) for name, source in planted.items()}
+    found = circle(named, {name: named[name] - certain[name] for name in named})
+    assert "report.document" in found
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if n.startswith("simulation.")])
@@ -160,12 +253,6 @@ def test_the_engine_knows_no_algorithm_no_file_and_no_terminal(name):
     names = REGISTRY.keys() - {"local"}  # also an everyday word
     assert not {name for name in names if name in words.lower().split()}
     assert not {n.id for n in walked(name) if isinstance(n, ast.Name)} & {"print"}
-
-
-def test_nothing_imports_the_command_line():
-    for name in EVERY:
-        if name != "__main__" and not name.startswith("cli."):
-            assert not {other for other in inner(name) if other.split(".")[0] == "cli"}, name
 
 
 def test_only_the_adapter_and_its_masks_import_flower():

@@ -17,7 +17,6 @@ import fedmaba
 import report_cases
 from fedmaba import cli
 from fedmaba.errors import InputError
-from fedmaba.experiment import starting
 from fedmaba.report import (
     data,
     export,
@@ -78,7 +77,7 @@ def test_the_share_of_a_report_is_that_of_a_table(folder, monkeypatch, capsys, t
 
 
 def test_worst_and_best_are_of_the_share_that_the_run_was_asked_for(tmp_path, tiny_npz):
-    history = starting.compare(
+    history = fedmaba.compare(
         ["fedavg", "afl"], data=str(tiny_npz), model="softmax", rounds=4, eval_every=2, seeds=1,
         minibatch=5, share=0.4, out=tmp_path / "run", device="cpu",
     )  # fmt: skip
@@ -347,7 +346,7 @@ def test_labels_and_names_of_the_data_reach_the_folder(tmp_path, monkeypatch):
     y[-3:] = [0, 1, 2]
     np.savez(tmp_path / "mine.npz", x=rng.normal(size=(40, 4)), y=y, client=owner)
     out = tmp_path / "run"
-    starting.compare(
+    fedmaba.compare(
         "fedavg", data=str(tmp_path / "mine.npz"), model="softmax", rounds=1, seeds=1, out=out
     )
     assert run_folder.load_about(out)["data"]["clients"] == ["north", "south"]

@@ -33,6 +33,7 @@ FLOORS = {  # from the ground up: a module imports what stands before it (a test
     "Results": "results adapters",
     "Experiments": "experiment",
     "What people see": "report",
+    "Python calls": "calls",
     "A real federation": "deploy flower",
     "Command line": "cli __main__",
 }
@@ -329,13 +330,20 @@ def _type(kind: ast.expr | None, tree: ast.Module) -> str:
 
 def _spelled(text: str, tree: ast.Module) -> str:
     """Types with the choices that stand behind a name, and without the modules they are from."""
-    for node in tree.body:
+    near = [SOURCE.parent / f"{n.module.replace('.', '/')}.py" for n in tree.body if _ours(n)]
+    trees = [tree, *(ast.parse(file.read_text("utf-8")) for file in near if file.is_file())]
+    for node in (node for one in trees for node in one.body):
         if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["):
             name = ast.unparse(node.targets[0])
             text = re.sub(rf"(: |^){name}\b", lambda m: m[1] + ast.unparse(node.value), text)  # noqa: B023
     text = re.sub(r"\b(?:datasets|models|np)\.(?=[A-Z])", "", text)
     text = text.replace("NDArray[np.int64]", "IntArray")
     return re.sub(r"'([^']*)'", r'"\1"', text)
+
+
+def _ours(node: ast.AST) -> bool:
+    """Whether names are imported from a module of the package."""
+    return isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedmaba.")
 
 
 def _source(thing: Any) -> str:

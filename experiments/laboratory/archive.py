@@ -26,8 +26,9 @@ from pydantic import Field
 from fedmaba.errors import InputError, reason
 from fedmaba.results import array_files, files, run_folder, schema
 from fedmaba.results.array_files import Arrays
-from fedmaba.results.history import TRAINING, GrowingArray, History, RunHistory
+from fedmaba.results.history import History
 from fedmaba.results.metrics import ACCURACY
+from fedmaba.results.run_history import TRAINING, GrowingArray, RunHistory
 from fedmaba.results.saved_history import metric_of
 from fedmaba.results.selection import of_deploy
 from fedmaba.results.table_checks import is_increasing

@@ -12,7 +12,8 @@ import numpy as np
 
 from fedmaba.report.document import Cell, Document, Grid
 from fedmaba.report.paired import Interval, interval, pairs
-from fedmaba.results.history import History, Model
+from fedmaba.results.history import History
+from fedmaba.results.run_history import Model
 from fedmaba.results.selection import (
     CHOICES,
     REFERENCE,

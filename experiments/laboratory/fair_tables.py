@@ -8,8 +8,9 @@ import numpy as np
 
 from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.paired import Interval, difference, moments
-from fedmaba.results.history import TRAINING, History, Model, RunHistory
+from fedmaba.results.history import History
 from fedmaba.results.metrics import FloatArray
+from fedmaba.results.run_history import TRAINING, Model, RunHistory
 from fedmaba.results.selection import (
     CHOICES,
     REFERENCE,

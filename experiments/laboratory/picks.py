@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmaba.results.history import History, Model
+from fedmaba.results.history import History
+from fedmaba.results.run_history import Model
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Strategy
 from laboratory import archive, targets

@@ -10,7 +10,7 @@ from fedmaba.errors import InputError
 from fedmaba.report import data
 from fedmaba.results import files
 from fedmaba.results.history import History
-from fedmaba.results.joining import RunOrigin
+from fedmaba.results.run_history import RunOrigin
 from fedmaba.results.selection import of_deploy
 from laboratory import archive, picks, targets
 

@@ -22,7 +22,8 @@ from fedmaba.report.table import (
     short_titles,
     subtract_figures,
 )
-from fedmaba.results.history import History, Model, Row
+from fedmaba.results.history import History, Row
+from fedmaba.results.run_history import Model
 from fedmaba.results.selection import (
     CHOICES,
     REFERENCE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
@@ -11,13 +12,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedmaba import user_code
-from fedmaba.errors import FedmabaError, NoRoom
-from fedmaba.report import document
+from fedmaba.errors import FedmabaError, InputError, NoRoom
+from fedmaba.report import document, figures
 from fedmaba.report.document import Document
+from fedmaba.results import run_folder
 from laboratory import archive
 from laboratory import page as reproduction
 from laboratory.archive import ArchiveFile
 from laboratory.targets import Target
+
+REMEDY = "fix it, or choose another --out"
 
 
 class WrittenTarget(NamedTuple):
@@ -57,11 +61,31 @@ def write_all(
 def _drawn(target: Target, found: Sequence[ArchiveFile], out: Path) -> WrittenTarget | FedmabaError:
     try:
         page = reproduction.document(target, found)
-        files, why = document.write_document(page, out / target.name)
+        files, why = _write_document(page, out / target.name)
     except FedmabaError as error:
         return error
     page.figures.clear()
     return WrittenTarget(page, files, why)
+
+
+def _write_document(page: Document, folder: Path) -> tuple[list[Path], str]:
+    """All forms into a folder; the files, and why there are no figures if there are none."""
+    run_folder.make_folder(folder)
+    files = []
+    for form, ending in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
+        target = folder / f"table.{ending}"
+        run_folder.write_file(target, document.written(page, form).encode(), remedy=REMEDY)
+        files.append(target)
+    for name, draw in page.figures.items():
+        try:
+            figure = draw()
+        except InputError as error:  # no matplotlib, or nothing to draw
+            return files, str(error)
+        for form in figures.FILE_ENDINGS:
+            target = folder / f"{re.sub(r'[^a-z0-9_-]', '_', name)}{form}"
+            run_folder.write_file(target, figures.encode(figure, form), remedy=REMEDY)
+            files.append(target)
+    return files, ""
 
 
 def _cores() -> int:

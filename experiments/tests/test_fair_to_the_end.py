@@ -9,7 +9,7 @@ from reproduction_cases import grid_named, made, save
 
 from fedmaba.errors import InputError
 from fedmaba.results import selection
-from fedmaba.results.history import TRAINING, GrowingArray
+from fedmaba.results.run_history import TRAINING, GrowingArray
 from fedmaba.results.selection import CHOICES
 from fedmaba.simulation.engine import Run, start
 from laboratory import archive, fair_tables, targets

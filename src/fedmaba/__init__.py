@@ -5,18 +5,20 @@ Names are imported when first used: `import fedmaba` is quick and needs no torch
 
 import importlib  # nothing else: `python -m fedmaba` would look for it in the working folder first
 
+from fedmaba.results import registry  # which imports nothing
+
 __version__ = "0.1.0"
 
 # Type checkers read `__init__.pyi`, which `tools/reference.py` makes from this list.
 _NAMES = {
+    "calls": "compare tune",
     "data.dataset": "Dataset",
     "data.federation": "Federation",
     "errors": "InputError",
-    "experiment.histories": "load_history",
-    "experiment.starting": "compare",
-    "experiment.tune": "tune",
-    "results.history": "History RunHistory",
+    "results.history": "History",
+    "results.loading": "load_history",
     "results.metrics": "Fairness fairness",
+    "results.run_history": "RunHistory",
     "strategies": "AFL GIFAIR MIFA QFFL TERM AAggFF AdaFed Alone DeltaFL Ditto Eagle FairFed "
     "FedAdam FedAvg FedAvgM FedDyn FedEBA FedFV FedGini FedLF FedMABA FedMDFG FedMGDA FedNova "
     "FedProx FedSGD FedYogi PropFair Scaffold parse register",
@@ -26,6 +28,11 @@ _NAMES = {
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *sorted(_HOME)]
+
+
+# How rooms above results serve it, which names none of them.
+registry.views = lambda: importlib.import_module("fedmaba.report.history_views")
+registry.reader = lambda: importlib.import_module("fedmaba.experiment.histories")
 
 
 def __getattr__(name: str) -> object:

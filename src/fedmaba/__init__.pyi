@@ -1,15 +1,15 @@
 # Made from __init__.py by `tools/reference.py`, for type checkers.
 
+from fedmaba.calls import compare as compare
+from fedmaba.calls import tune as tune
 from fedmaba.data.dataset import Dataset as Dataset
 from fedmaba.data.federation import Federation as Federation
 from fedmaba.errors import InputError as InputError
-from fedmaba.experiment.histories import load_history as load_history
-from fedmaba.experiment.starting import compare as compare
-from fedmaba.experiment.tune import tune as tune
 from fedmaba.results.history import History as History
-from fedmaba.results.history import RunHistory as RunHistory
+from fedmaba.results.loading import load_history as load_history
 from fedmaba.results.metrics import Fairness as Fairness
 from fedmaba.results.metrics import fairness as fairness
+from fedmaba.results.run_history import RunHistory as RunHistory
 from fedmaba.strategies import AFL as AFL
 from fedmaba.strategies import GIFAIR as GIFAIR
 from fedmaba.strategies import MIFA as MIFA

@@ -17,9 +17,9 @@ from fedmaba.experiment import config
 if TYPE_CHECKING:
     from fedmaba.report.figures import Font as Font
     from fedmaba.report.figures import Width as Width
-    from fedmaba.results.history import At as At
-    from fedmaba.results.history import Model as Model
     from fedmaba.results.history import On as On
+    from fedmaba.results.run_history import At as At
+    from fedmaba.results.run_history import Model as Model
 
     Dtype = Literal["float32", "tf32", "bf16", "float64"]
     ExportForm = Literal["csv", "parquet", "card"]

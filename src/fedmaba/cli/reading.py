@@ -53,10 +53,10 @@ def table(
     """
     from fedmaba.cli import sources
     from fedmaba.experiment import trials
-    from fedmaba.experiment.histories import load_history
     from fedmaba.report import data, document, federation, json_forms, terminal, trials_table
     from fedmaba.report import table as tables
     from fedmaba.results import state_folder
+    from fedmaba.results.loading import load_history
 
     to = "json" if as_json else to
     if by != "strategy":
@@ -119,8 +119,8 @@ def _groups(
 ) -> None:
     """Groups of people, and the gaps between them."""
     from fedmaba.experiment import parts
-    from fedmaba.experiment.histories import load_history
     from fedmaba.report import document, group_tables, terminal
+    from fedmaba.results.loading import load_history
 
     if against is not None:
         raise InputError("--by group has no --against: leave one of them out")

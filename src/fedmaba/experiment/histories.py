@@ -1,27 +1,21 @@
-"""A history from whatever folder or file holds one. No torch."""
+"""Histories that need more than a run folder to be read: of parts, or of the laboratory. No torch.
+
+`results.loading` asks here first; the package says so.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from fedmaba.experiment import laboratory, parts
-from fedmaba.results import state_folder
 from fedmaba.results.history import History
 
 
-def load_history(path: Path | str) -> History:
-    """The history of a run folder with all its parts, or of results of `fedmaba reproduce`.
-
-    What is unfinished is read up to its checkpoint. Where experiments of a folder differ in a key,
-    the labels say it: `fedavg, lr=0.01`. Results are named as `experiments/results/TARGET`, or by
-    one of their `.npz` files, and need a clone of the repository. The state folder of a server on
-    Flower is the history of one run, whose clients are its sites.
-    """
-    path = Path(path)
+def read(path: Path) -> History | None:
+    """The history of results of `fedmaba reproduce`, or of a folder with parts; None elsewhere."""
     if laboratory.has_results(path):
         (source,) = laboratory.enter("target_sources").load_one(path)
         history: History = source.history
         return history
-    if (state := state_folder.load_state_folder(path)) is not None:
-        return state.history()
-    return parts.load_history(path)
+    parts.require_picked(path)
+    return None if parts.folders(path) == [path] else parts.load_history(path)

@@ -20,8 +20,9 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import config, experiment_file, sweep
 from fedmaba.experiment.config import Experiment
 from fedmaba.results import files, run_folder
-from fedmaba.results.history import Arrays, History, Models, RunHistory, TrainedModel
+from fedmaba.results.history import History, Models, TrainedModel
 from fedmaba.results.run_folder import SavedModels
+from fedmaba.results.run_history import Arrays, RunHistory
 
 if TYPE_CHECKING:
     from torch import nn

@@ -35,9 +35,9 @@ from fedmaba.privacy.mechanism import Privacy
 from fedmaba.results import client_metrics, run_folder
 from fedmaba.results.array_files import Arrays
 from fedmaba.results.groups import Groups
-from fedmaba.results.history import History, RunHistory
-from fedmaba.results.joining import RunOrigin
+from fedmaba.results.history import History
 from fedmaba.results.metrics import ACCURACY, OF_TASK, Metric
+from fedmaba.results.run_history import RunHistory, RunOrigin
 from fedmaba.rows import LossFn, base, models, objectives
 from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.client_scores import ClientMetricFn

@@ -1,133 +1,28 @@
-"""Start an experiment: by a Python call, in a run folder, or from where an earlier run stopped."""
+"""Start an experiment: from the words of a call, in a run folder, or from where a run stopped."""
 
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
-from fedmaba import stop, strategies
+from fedmaba import strategies
 from fedmaba.data import datasets
 from fedmaba.data.federation import Federation
 from fedmaba.data.paths import is_file
 from fedmaba.errors import InputError, unknown
-from fedmaba.experiment import checks, config, experiment_file, parts, sweep, without_effect
+from fedmaba.experiment import checks, config, experiment_file, parts, without_effect
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.federations import ReadData
-from fedmaba.experiment.initial import Init
-from fedmaba.experiment.keywords import Options
 from fedmaba.experiment.opening import check_beside, open_run_folder, require_room
 from fedmaba.experiment.session import Session, UserObjects, prepare
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import History
-from fedmaba.rows import LossFn, models
 from fedmaba.simulation import distributed
-from fedmaba.simulation.client_scores import ClientMetricFn
-from fedmaba.simulation.evaluation import MetricFn
 from fedmaba.strategies.base import Strategy
 from fedmaba.user_code import allow_working_folder, say_sources
-
-
-def compare(
-    strategies: Sequence[str | Strategy] | str | Strategy,
-    *,
-    data: str | Path | list[str] | datasets.Dataset | Federation = "sample",
-    model: str | list[str] | models.Factory | None = None,
-    loss: LossFn | None = None,
-    metric: str | MetricFn | None = None,
-    client_metric: ClientMetricFn | None = None,
-    init: Init | None = None,
-    out: str | Path | None = None,
-    progress: bool = True,
-    track: str | Sequence[str] = (),
-    **options: Unpack[Options],
-) -> History:
-    """Run strategies on a federation and return their history.
-
-    Options are those of `fedmaba compare`, with underscores: rounds=40, clients=20, lr=0.05.
-    A `metric` is a name of `--metric`, or a function that scores each example; a `client_metric`
-    scores all predictions (outputs, targets) of one client with one number. How far the runs are is
-    shown on standard error, and told to the logger `fedmaba`; `track` names trackers that see every
-    round: "tensorboard", "wandb" or "mlflow".
-    """
-    if isinstance(strategies, str | Strategy | type):
-        strategies = [strategies]
-    if not isinstance(strategies, Iterable):
-        raise InputError(f"{strategies!r} is no list of strategies: name them, as ['fedavg']")
-    listed = [s for item in strategies for s in _parse_strategy(item)]
-    given: dict[str, Any] = {"data": data, "model": model, "loss": loss, "metric": metric}
-    given |= {"client_metric": client_metric, "init": init}
-    tree, own = python_call([s.label() for s in listed], {**given, **options})
-    swept = sweep.combinations(tree)
-    asked = [config.build(one) for one in swept.trees]
-    for experiment in asked:
-        if isinstance(own.data, datasets.Dataset) and experiment.data.normalise is not None:
-            raise InputError(
-                f"normalise={experiment.data.normalise!r}: a Dataset is used as it is: leave it "
-                "out, or name a published set"
-            )
-    objects = {s.label(): s for s in listed}
-    if len(objects) < len(listed):
-        labels = [s.label() for s in listed]
-        label = next(label for label in labels if labels.count(label) > 1)
-        raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
-    folder = None if out is None else Path(out)
-    used = trackers_for(track, folder)
-    whole = RunGroup(
-        asked, dict(zip(objects, objects, strict=True)), swept.keys, folder, own, objects
-    )
-    return whole.history(run_all(whole.sessions(), progress, folder, used))
-
-
-def _with_options(text: str) -> str:
-    """A docstring with every option of an experiment that is no parameter by itself."""
-    named = compare.__kwdefaults__ or {}
-    keys = [key for key in config.options() if key.argument not in named]
-    lines = [f"    {key.argument}: {key.text} [{key.default}]" for key in keys]
-    return "\n".join([text.rstrip(), "", "    Options, with their defaults:", "", *lines])
-
-
-compare.__doc__ = _with_options(compare.__doc__ or "")
-
-
-def trackers_for(track: str | Sequence[str], out: Path | None) -> list[str]:
-    """The trackers that a call asks for; refused before any work if one cannot be used."""
-    if not track:
-        return []
-    from fedmaba.report import trackers
-
-    if out is None:
-        raise InputError(f"track={track!r} needs a run folder: name one, as out='runs/mine'")
-    return trackers.check(track)
-
-
-def run_all(
-    sessions: Iterable[Session], progress: bool, out: Path | None, used: Sequence[str] = ()
-) -> list[tuple[Experiment, History]]:
-    """Run the sessions of a call one after another; their histories know their models."""
-    from fedmaba.experiment.trained import keep_models
-    from fedmaba.report import call_progress
-
-    # Ctrl-C waits for the round if there is a folder to save into and no handler of the caller's.
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    numbers = [signal.SIGINT] if out is not None and usual else []
-    finished: list[tuple[Experiment, History]] = []
-    speaker = call_progress.speaker_for(progress, distributed.join().rank)
-    with stop.after_the_round(speaker.warn, numbers) as told:
-        for session in sessions:
-            call_progress.follow(session, speaker, told, used)
-            # This is also said in the last round, to end a loop of calls.
-            if session.stopped or told():
-                done = session.batch.progress.round
-                more = "the same call resumes it" if session.stopped else "it is complete"
-                raise KeyboardInterrupt(f"stopped after round {done}, saved in {out}: {more}")
-            keep_models(session)
-            finished.append((session.experiment, session.history))
-            del session  # This frees the device's memory for the next computation.
-    return finished
 
 
 class PythonCall(NamedTuple):
@@ -293,14 +188,6 @@ class RunGroup:
 
 def _told(work: parts.Work) -> str:
     return f": {', '.join(work.labels[:4])}{', ...' * (len(work.labels) > 4)}"
-
-
-def _parse_strategy(item: object) -> list[Strategy]:
-    if isinstance(item, type) and issubclass(item, Strategy):
-        raise InputError(f"{item.__name__} is a class: write {item.__name__}(), or its name")
-    if not isinstance(item, str | Strategy):
-        raise InputError(f"{item!r} is no strategy: give a name, or an object as fedmaba.FedMABA()")
-    return strategies.parse(item) if isinstance(item, str) else [item]
 
 
 def resume(out: Path, trust: bool = False) -> Session:

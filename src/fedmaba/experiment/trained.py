@@ -12,7 +12,8 @@ from torch import nn
 
 from fedmaba.experiment.session import Session
 from fedmaba.results import run_folder
-from fedmaba.results.history import RunHistory, TrainedModel
+from fedmaba.results.history import TrainedModel
+from fedmaba.results.run_history import RunHistory
 from fedmaba.rows import base
 
 

@@ -24,7 +24,7 @@ from fedmaba.errors import Diverged, InputError
 from fedmaba.experiment import checks, config, parts, sweep
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.session import Session, UserObjects
-from fedmaba.experiment.starting import RunGroup, python_call, run_all, trackers_for
+from fedmaba.experiment.starting import RunGroup
 from fedmaba.experiment.trials import Trial, load_search
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import History, Models, Row
@@ -362,41 +362,6 @@ def _told(values: list[Any] | Range) -> Any:
     if isinstance(values, Range):
         return f"{'log:' * values.log}{values.low:g}..{values.high:g}"
     return values
-
-
-class Tuned(NamedTuple):
-    """The result of a search: the runs of what was picked, and all trials."""
-
-    history: History
-    trials: list[Trial]
-
-
-def tune(
-    strategies: Sequence[str] | str,
-    grid: Mapping[str, Any],
-    *,
-    out: str | Path,
-    sampler: str = "grid",
-    trials: int | None = None,
-    pick: str = "best:accuracy",
-    search_seeds: int = 3,
-    progress: bool = True,
-    track: str | Sequence[str] = (),
-    **options: Any,
-) -> Tuned:
-    """Try settings, pick the best of each strategy on validation data, and run fresh seeds of it.
-
-    Options are those of `compare`. The same call again goes on, or returns the finished result.
-    """
-    named = [strategies] if isinstance(strategies, str) else list(strategies)
-    if not all(isinstance(spec, str) for spec in named):
-        raise InputError("tune takes strategies by name, as 'fedmaba:alpha=[0.5,0.8]'")
-    given = python_call(named, options)
-    search = Search(tuple(named), with_grid(given.tree, grid), sampler, trials, pick, search_seeds)
-    own = None if given.own == UserObjects() else given.own
-    tuning, used = Tuning(search, Path(out), own), trackers_for(track, Path(out))
-    finished = run_all(tuning.sessions(), progress, tuning.out, used)
-    return Tuned(tuning.history([history.trained for _, history in finished]), tuning.trials)
 
 
 def with_grid(tree: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from fedmaba.report.plot_data import (
     panels,
     small_panels,
 )
-from fedmaba.results.history import FloatArray
 from fedmaba.results.incentive import ALONE
+from fedmaba.results.run_history import FloatArray
 
 GAIN, LOSS = COLORS[1], COLORS[2]
 EVEN = 0.005  # A weight this near to an equal share counts as one.

@@ -16,8 +16,9 @@ from fedmaba.report.group_tables import Names
 from fedmaba.report.json_forms import FORMAT, finite, json_text, metric_in_json
 from fedmaba.report.paired import Interval, difference, moments
 from fedmaba.report.table import LISTED, capitalised, caption, digits_of
-from fedmaba.results.history import At, History, Model, On, RunHistory
+from fedmaba.results.history import History, On
 from fedmaba.results.metrics import Unit
+from fedmaba.results.run_history import At, Model, RunHistory
 from fedmaba.results.selection import good
 
 MAX_CLIENTS_SHOWN = 20  # clients that a terminal shows

@@ -16,8 +16,9 @@ import numpy as np
 
 from fedmaba.report.data import MODELS, Source, combine
 from fedmaba.report.table import FIGURES
-from fedmaba.results.history import At, History, Model, Row, RunHistory
+from fedmaba.results.history import History, Row
 from fedmaba.results.metrics import PLAIN_UNIT, Fairness, Unit
+from fedmaba.results.run_history import At, Model, RunHistory
 from fedmaba.results.selection import Found
 
 

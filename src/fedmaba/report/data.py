@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
 from fedmaba.experiment import config, experiment_file, parts
-from fedmaba.report import federation
+from fedmaba.report import federation_commands
 from fedmaba.results import files, round_lines, run_folder, state_folder
-from fedmaba.results.history import At, History, Model, On, RunHistory
+from fedmaba.results.history import History, On
+from fedmaba.results.run_history import At, Model, RunHistory
 from fedmaba.results.saved_history import metric_of
 from fedmaba.results.state_folder import FederationState
 
@@ -124,9 +125,12 @@ def of_state(path: Path, state: FederationState) -> Source:
         **state.about,
         "data": {**state.about.get("data", {}), "clients": list(state.sites)},
         "python": True,  # A command of Flower's runs it again.
-        "repeat": federation.rerun_command(state),
+        "repeat": federation_commands.rerun_command(state),
     }
-    text, seconds = federation.as_toml(state), [t["seconds"] for t in state.timing.values()]
+    text, seconds = (
+        federation_commands.as_toml(state),
+        [t["seconds"] for t in state.timing.values()],
+    )
     out = Source(path.name, state.history(), about, text, rounds=state.asked, federation=state)
     out = replace(out, finished=state.finished, held=state.held, seconds=seconds[1:][-20:])
     return replace(out, path=files.without_links(path))

@@ -12,15 +12,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmaba.errors import InputError, unknown
+from fedmaba.errors import unknown
 from fedmaba.report import escape
 from fedmaba.report.paired import Interval
-from fedmaba.results import run_folder
-
-REMEDY = "fix it, or choose another --out"
 
 
 class Cell(NamedTuple):
@@ -182,25 +178,3 @@ def written(document: Document, to: str) -> str:
     if to not in FORMS:
         raise unknown("form", to, FORMS)
     return FORMS[to](document)
-
-
-def write_document(document: Document, folder: Path) -> tuple[list[Path], str]:
-    """All forms into a folder; the files, and why there are no figures if there are none."""
-    run_folder.make_folder(folder)
-    texts = {"table.md": markdown, "table.tex": latex, "table.csv": csv}
-    files = []
-    for name, make in texts.items():
-        run_folder.write_file(folder / name, make(document).encode(), remedy=REMEDY)
-        files.append(folder / name)
-    from fedmaba.report import figures
-
-    for name, draw in document.figures.items():
-        try:
-            figure = draw()
-        except InputError as error:  # no matplotlib, or nothing to draw
-            return files, str(error)
-        for form in figures.FILE_ENDINGS:
-            target = folder / f"{re.sub(r'[^a-z0-9_-]', '_', name)}{form}"
-            run_folder.write_file(target, figures.encode(figure, form), remedy=REMEDY)
-            files.append(target)
-    return files, ""

@@ -16,8 +16,9 @@ from fedmaba.report import data, model_card
 from fedmaba.report.document import csv_text
 from fedmaba.results import run_folder
 from fedmaba.results.group_tables import CELL, cells
-from fedmaba.results.history import History, Model, On, RunHistory
+from fedmaba.results.history import History, On
 from fedmaba.results.metrics import Fairness
+from fedmaba.results.run_history import Model, RunHistory
 
 FIRST_COLUMNS = ("strategy", "seed", "round")
 WHO = ("client", "name", "hostile")

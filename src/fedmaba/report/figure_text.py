@@ -12,7 +12,7 @@ import numpy as np
 from fedmaba.report.escape import for_figure
 from fedmaba.report.plot_data import FEW_ROWS, SOFT, WIDE, PlotData, axis_name
 from fedmaba.report.row_styles import printed_name
-from fedmaba.results.history import FloatArray
+from fedmaba.results.run_history import FloatArray
 
 
 def axes_title(axes: Any, plot: PlotData, name: str) -> str:

@@ -20,7 +20,8 @@ from fedmaba.report.plot_data import COLORS, HALF_PAGE, INK, LINE_COLOUR, SOFT, 
 from fedmaba.report.row_styles import printed_name
 from fedmaba.report.table import capitalised, caption
 from fedmaba.results import run_folder
-from fedmaba.results.history import History, Model
+from fedmaba.results.history import History
+from fedmaba.results.run_history import Model
 
 Width = Literal["column", "page"]
 Font = Literal["sans", "serif"]

@@ -13,7 +13,8 @@ from fedmaba.report.table import caption
 from fedmaba.results import groups
 from fedmaba.results.group_tables import GroupRow
 from fedmaba.results.groups import FloatArray
-from fedmaba.results.history import At, History, Model
+from fedmaba.results.history import History
+from fedmaba.results.run_history import At, Model
 
 MIN_CELL_EXAMPLES = 10  # A cell needs this many test examples to be called the worst.
 MAX_CELL_CLIENTS = 60  # The table of cells on a page has at most this many clients.

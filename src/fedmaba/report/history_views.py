@@ -12,7 +12,8 @@ from fedmaba.errors import InputError
 from fedmaba.report import document, json_forms
 from fedmaba.report import table as tables
 from fedmaba.report.escape import one_line
-from fedmaba.results.history import At, History, Model, RunHistory
+from fedmaba.results.history import History
+from fedmaba.results.run_history import At, Model, RunHistory
 
 MOST_NAMED = 6  # strategies or seeds in one line
 

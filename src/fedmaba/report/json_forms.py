@@ -14,8 +14,9 @@ from typing import Any
 from fedmaba.report import numbers
 from fedmaba.report.table import FIGURES, corrected_p_values, differences
 from fedmaba.results import joining
-from fedmaba.results.history import At, History, Model
+from fedmaba.results.history import History
 from fedmaba.results.metrics import Fairness, Unit
+from fedmaba.results.run_history import At, Model
 
 FORMAT = 1
 

@@ -11,7 +11,8 @@ from fedmaba.errors import InputError
 from fedmaba.report import figure_text, numbers
 from fedmaba.report.escape import for_figure
 from fedmaba.report.plot_data import AXIS_NAMES, SOFT, WIDE, PlotData, axis_name, panels, styles
-from fedmaba.results.history import FloatArray, History, Model
+from fedmaba.results.history import History
+from fedmaba.results.run_history import FloatArray, Model
 from fedmaba.results.selection import REFERENCE
 
 

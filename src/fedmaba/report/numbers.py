@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.results.history import FloatArray, IntArray, RunHistory
+from fedmaba.results.run_history import FloatArray, IntArray, RunHistory
 from fedmaba.strategies import REGISTRY, parse
 from fedmaba.strategies.base import PRIVACY_INFO, Shown, Strategy
 from fedmaba.strategies.simplex import effective_count

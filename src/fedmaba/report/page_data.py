@@ -19,11 +19,13 @@ from fedmaba.experiment.trials import load_search, load_trials
 from fedmaba.report import (
     document,
     federation,
+    federation_commands,
     group_tables,
     numbers,
     page_numbers,
     run_setup,
     verdict,
+    verdict_words,
 )
 from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.data import ATS, MODELS, Source, combine, short_names
@@ -43,8 +45,9 @@ from fedmaba.report.table import (
 )
 from fedmaba.report.trials_table import trials_grid
 from fedmaba.results import run_folder
-from fedmaba.results.history import At, History, IntArray, Model, RunHistory
+from fedmaba.results.history import History
 from fedmaba.results.metrics import Fairness, Unit
+from fedmaba.results.run_history import At, IntArray, Model, RunHistory
 from fedmaba.results.selection import REFERENCE
 from fedmaba.results.state_folder import FederationState
 from fedmaba.strategies.base import Shown
@@ -106,7 +109,7 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
         "tables": {f"{model}.{at}": _table(scores, model, at) for model, at in switches},
         "verdicts": {
             f"{model}.{at}": [
-                verdict.as_tree(said) for said in verdict.verdicts_of(scores, model, at)
+                verdict_words.as_tree(said) for said in verdict.verdicts_of(scores, model, at)
             ]
             for model, at in switches
         },
@@ -400,7 +403,7 @@ def _live(scores: CurrentFigures, i: int) -> dict[str, Any]:
         "stop": f"kill -INT {worker}" if worker and source.federation is None else "",
         "resume": f"fedmaba resume {run_setup.quoted([str(source.path or source.name)])}"
         if source.federation is None
-        else federation.resume_command(source.federation),
+        else federation_commands.resume_command(source.federation),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.results.history import FloatArray, IntArray
+from fedmaba.results.run_history import FloatArray, IntArray
 
 SHARE_ROUNDING = 1e-7  # This is the relative error of a share that is stored in 32 bits.
 

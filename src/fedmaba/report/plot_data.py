@@ -10,8 +10,8 @@ import numpy as np
 from fedmaba.errors import InputError
 from fedmaba.report import data, row_styles
 from fedmaba.report.table import rows_of_one_seed
-from fedmaba.results.history import FloatArray, Model, RunHistory
 from fedmaba.results.metrics import Unit
+from fedmaba.results.run_history import FloatArray, Model, RunHistory
 
 WIDE, HALF_PAGE = 6.75, 3.3  # Two columns of a page, and one, are this many inches wide.
 TALLEST = 7.8  # A grid of panels may take this many inches of a page's height.

@@ -15,7 +15,7 @@ from fedmaba.errors import InputError
 from fedmaba.report import figure_text
 from fedmaba.report import ranks as rank_tests
 from fedmaba.report.plot_data import HALF_PAGE, INK, SOFT, PlotData, axis_name
-from fedmaba.results.history import FloatArray
+from fedmaba.results.run_history import FloatArray
 
 RANKED_FIGURES = ("variance", "worst")
 LINE_HEIGHT = 0.17  # inches of a row's line of text

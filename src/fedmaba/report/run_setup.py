@@ -11,7 +11,7 @@ from typing import Any
 from fedmaba.report import escape
 from fedmaba.report.data import Source, items, seeds_in_words
 from fedmaba.results import run_folder
-from fedmaba.results.history import RunHistory
+from fedmaba.results.run_history import RunHistory
 
 MAX_RUNS_TOLD = 50  # runs whose noise is told one by one
 

@@ -15,8 +15,9 @@ from fedmaba.report import ranks as ranks_of_rows
 from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.paired import Interval, difference, pairs
 from fedmaba.results import joining
-from fedmaba.results.history import At, History, Model, On, Row, RunHistory
+from fedmaba.results.history import History, On, Row
 from fedmaba.results.metrics import PERCENT, FloatArray, Unit
+from fedmaba.results.run_history import At, Model, RunHistory
 from fedmaba.results.selection import Found, RoundChoice, by_seed, fairness_by_seed
 
 FIGURES = ("variance", "accuracy", "worst", "best")

@@ -48,8 +48,9 @@ from fedmaba.report.table import (
     privacy_note,
     summary,
 )
-from fedmaba.results.history import At, History, Model, RunHistory
+from fedmaba.results.history import History
 from fedmaba.results.metrics import PERCENT, Unit
+from fedmaba.results.run_history import At, Model, RunHistory
 
 if TYPE_CHECKING:
     import fedmaba.simulation.batch

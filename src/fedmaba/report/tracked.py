@@ -16,7 +16,7 @@ from fedmaba.results.metrics import Unit, every
 
 if TYPE_CHECKING:
     from fedmaba.experiment.session import Session
-    from fedmaba.results.history import RunHistory
+    from fedmaba.results.run_history import RunHistory
 
 TRACKED_MODELS = ("deployed", "last", "personal")
 TRACKED_FIGURES = ("variance", "accuracy", "worst", "best", "gini", "jain")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedmaba.errors import InputError
 from fedmaba.results import groups
 from fedmaba.results.groups import FloatArray, GroupFigures
-
-if TYPE_CHECKING:
-    from fedmaba.results.history import At, Model, RunHistory
+from fedmaba.results.run_history import At, Model, RunHistory
 
 MODELS: tuple[Model, ...] = ("deployed", "last")
 CELL = ("examples", "accuracy", "selected", "true_positive", "false_positive")  # `groups.Rates`

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedmaba.errors import InputError
-
-if TYPE_CHECKING:
-    from fedmaba.results.history import RunHistory
+from fedmaba.results.run_history import RunHistory, RunOrigin
 
 APART = (  # settings whose difference changes no number, or is in the labels
     *("strategies", "seeds", "eval.share", "data.name"),
@@ -24,23 +22,6 @@ APART = (  # settings whose difference changes no number, or is in the labels
 OWN_CODE = "their own code or first weights"
 UNSAID = "not noted"
 MOST_LABELS = 3  # A value is followed by at most this many labels.
-
-
-class RunOrigin(NamedTuple):
-    """Where a run comes from; what is empty is not known, as in files of earlier versions."""
-
-    data: str = ""  # the data as read: a published set's name, or a digest
-    partition: str = ""  # the digest of which client has which example
-    code: str = ""  # the digest of the caller's own code, and of the weights to start from
-    settings: Mapping[str, Any] = {}
-    whole: str = ""  # The folder, or the call, that it is a part of.
-
-    def recorded(self) -> dict[str, str]:
-        """What a file says of each run; the settings stand in it once."""
-        return {"data": self.data, "partition": self.partition, "code": self.code}
-
-
-UNKNOWN = RunOrigin()
 
 
 def require_joinable(runs: Sequence[RunHistory]) -> None:

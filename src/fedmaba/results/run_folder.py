@@ -30,8 +30,9 @@ from fedmaba.errors import InputError, SaveFailed, reason
 from fedmaba.results import array_files, files, round_lines, schema
 from fedmaba.results.array_files import Arrays, MemoryBudget, npz, pack
 from fedmaba.results.files import Buffer
-from fedmaba.results.history import History, RunHistory, TrainedModel
+from fedmaba.results.history import History, TrainedModel
 from fedmaba.results.metrics import ACCURACY
+from fedmaba.results.run_history import RunHistory
 from fedmaba.results.saved_history import from_arrays
 from fedmaba.results.table_checks import check_shapes
 

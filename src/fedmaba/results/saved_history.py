@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedmaba.results.groups import Groups
-from fedmaba.results.history import Arrays, GrowingArray, History, RunHistory
-from fedmaba.results.joining import UNKNOWN, RunOrigin
+from fedmaba.results.history import History
 from fedmaba.results.metrics import Metric
+from fedmaba.results.run_history import UNKNOWN, Arrays, GrowingArray, RunHistory, RunOrigin
 from fedmaba.results.table_checks import SIZES, check_counts, check_shapes, check_values
 
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmaba.results.history import At, FloatArray, History, IntArray, Model, RunHistory
+from fedmaba.results.history import History
 from fedmaba.results.metrics import Fairness
+from fedmaba.results.run_history import At, FloatArray, IntArray, Model, RunHistory
 from fedmaba.strategies.deployed import pick_round
 
 REFERENCE = "fedavg"

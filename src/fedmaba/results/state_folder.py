@@ -25,17 +25,9 @@ import numpy as np
 
 from fedmaba.errors import InputError, reason
 from fedmaba.results import array_files, files, metrics, round_lines, run_folder, schema
-from fedmaba.results.history import (
-    At,
-    FloatArray,
-    GrowingArray,
-    History,
-    IntArray,
-    Model,
-    RunHistory,
-    TrainedModel,
-)
+from fedmaba.results.history import History, TrainedModel
 from fedmaba.results.metrics import ACCURACY, Fairness, Metric, Unit
+from fedmaba.results.run_history import At, FloatArray, GrowingArray, IntArray, Model, RunHistory
 
 if TYPE_CHECKING:
     from torch import nn
