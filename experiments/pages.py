@@ -28,7 +28,8 @@ from fedmaba.errors import InputError
 from fedmaba.report import document, figures, paired
 from fedmaba.report.document import Cell, Grid
 from fedmaba.results import selection
-from fedmaba.results.history import TRAINING, GrowingArray, History, Model, RunHistory
+from fedmaba.results.history import History
+from fedmaba.results.run_history import TRAINING, GrowingArray, Model, RunHistory
 from laboratory import (
     archive,
     baseline_tables,
