@@ -53,6 +53,7 @@ CASES["all"] = (  # a step that is tried goes with no momentum
     mlp,
 )
 SLOW = ("all", "mean norms", "first layers")
+NO_PARTS = ("adam", "vectors")  # no step of theirs is plain, and parts of others are not recorded
 
 
 def each(*left_out):
@@ -108,7 +109,7 @@ def test_rounds_that_are_replayed_give_the_same(name, kind, fed):
     batch = begun(name, fed)
     batch.graphs = kind()
     found = ended(batch)
-    assert batch.graphs.count > 0
+    assert (batch.graphs.count > 0) == (kind is Replays or name not in NO_PARTS)
     assert_close(found, ended(begun(name, fed)))
 
 
