@@ -30,12 +30,14 @@ class PaperLoop:
         rows = self.plain.minibatches(self.fed.split.train[client], key)
         return [(part, key + k) for k, part in enumerate(rows)]
 
-    def gradient(self, at, rows, key):
-        """The gradient of the mean loss over some examples."""
-        net = self.plain.worker
-        vector_to_parameters(at, net.parameters())
-        out = self.plain.forward(net, self.plain.examples(rows), key)
-        loss = self.plain.criterion(out, self.plain.y[rows]).mean()
+    def outputs(self, at, rows, key=None):
+        vector_to_parameters(at, self.plain.worker.parameters())
+        return self.plain.forward(self.plain.worker, self.plain.examples(rows), key)
+
+    def gradient(self, at, rows, key, more=None):
+        """The gradient of the mean loss over some examples, and of more that their outputs give."""
+        net, out = self.plain.worker, self.outputs(at, rows, key)
+        loss = self.plain.criterion(out, self.plain.y[rows]).mean() + (more(out) if more else 0)
         parts = torch.autograd.grad(loss, list(net.parameters()))
         return torch.cat([g.flatten() for g in parts])
 
@@ -216,6 +218,38 @@ class MIFA(PaperLoop):
             trained = self.claimed(i, self.model, self.model + self.change(i, t, lr))
             self.own[i] = (trained - self.model) / over
         self.model = self.model + over * sum(self.own) / self.n
+
+
+class Moon(PaperLoop):
+    """Algorithm 1 of Li, He, Song 2021, where z are the outputs of the model."""
+
+    def __init__(self, *args, mu=1.0, tau=0.5):
+        super().__init__(*args)
+        self.mu, self.tau = mu, tau
+        self.own = [self.model.clone() for _ in range(self.n)]  # w_i of its last round
+
+    def contrast(self, client, rows):
+        with torch.no_grad():
+            z_glob, z_prev = (self.outputs(w, rows) for w in (self.model, self.own[client]))
+
+        def added(z):
+            near, far = (
+                ((z * other).sum(1) / z.norm(dim=1) / other.norm(dim=1) / self.tau).exp()
+                for other in (z_glob, z_prev)
+            )
+            return self.mu * -(near / (near + far)).log().mean()
+
+        return added
+
+    def round(self, t, cohort, lr):
+        sent = []
+        for i in cohort:
+            w = self.model.clone()
+            for rows, key in self.batches(i, t):
+                w = w - lr * self.gradient(w, rows, key, self.contrast(i, rows))
+            self.own[i] = w
+            sent.append(w)
+        self.model = sum(p * w for p, w in zip(self.shares(cohort), sent, strict=True))
 
 
 class FairFed(PaperLoop):

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from scipy.stats import trim_mean
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -56,6 +57,10 @@ SPECS = [
     "fedlf:tau=2,norms=reference",
     "fedgini:epsilon=0.2",
     "fedmdfg:theta=3,s=2",
+    "fedntd:beta=0.7,tau=2",
+    "trimmed:share=0.4",
+    "krum:share=0",
+    "multikrum:share=0.4",
 ]
 PLAN = Plan(rounds=3, minibatch=4, lr=0.2, lr_decay=0.9, dtype="float64")
 
@@ -148,6 +153,33 @@ LOSSES = {
 }
 
 
+def bent(plain, loss, M, epsilon, slope):
+    """PropFair's."""
+    if M - loss >= epsilon:
+        return -torch.log(M - loss)
+    return slope * (loss - (M - epsilon)) - math.log(epsilon)  # a line from where it ends
+
+
+def not_true(plain, loss, beta, tau):
+    """FedNTD's: distances over the classes that an example is not of."""
+    out, rows = plain.now
+    with torch.no_grad():
+        told = plain.forward(plain.model, plain.examples(rows))
+    far = []
+    for own, server, y in zip(out, told, plain.y[rows].tolist(), strict=True):
+        others = [c for c in range(len(own)) if c != y]
+        q, p = (own[others] / tau).softmax(0), (server[others] / tau).softmax(0)
+        far.append((p * (p / q).log()).sum())
+    return loss + beta * torch.stack(far).mean()
+
+
+OBJECTIVES = {"propfair": bent, "fedntd": not_true}
+RULES = {
+    "median": lambda rows: np.median(rows, axis=0),
+    "trimmed": lambda rows, share: trim_mean(rows, share),
+}
+
+
 class Plain:
     """Federated learning as in the papers' pseudo-code, in float64."""
 
@@ -212,11 +244,7 @@ class Plain:
         """What a client minimises, as its paper writes it."""
         work = self.strategy.local()
         if work.objective is not None:
-            M, epsilon, slope = (work.objective.numbers[n] for n in ("M", "epsilon", "slope"))
-            if M - data_loss >= epsilon:
-                data_loss = -torch.log(M - data_loss)
-            else:  # a line from where the logarithm ends
-                data_loss = slope * (data_loss - (M - epsilon)) - math.log(epsilon)
+            data_loss = OBJECTIVES[work.objective.name](self, data_loss, **work.objective.numbers)
         for name, factor in work.add.items():
             kept = self.kept[name, self.training]
             if name == "server":
@@ -241,6 +269,7 @@ class Plain:
         for k, rows in enumerate(batches):
             out = self.forward(trained, self.inputs(rows, key + k), key + k)
             data_loss = self.criterion(out, self.y[rows]).mean()
+            self.now = out, rows
             seen.append(data_loss.item())
             optimiser.zero_grad()
             self.objective(data_loss, list(trained.parameters()), server).backward()
@@ -348,7 +377,9 @@ class Plain:
         return np.array([(part @ part.T).numpy() for part in self.layers(rows)])
 
     def combined(self, coef, rows):
-        """Changes with their coefficients, which may differ by layer."""
+        """Changes with their coefficients, which may differ by layer; or by a rule."""
+        if (rule := self.strategy.combine()) is not None:
+            return torch.from_numpy(RULES[rule.name](rows.numpy(), **rule.numbers))
         if coef.ndim == 1:
             return coef @ rows[: len(coef)]
         parts = zip(coef, self.layers(rows), strict=True)

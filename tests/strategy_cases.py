@@ -34,6 +34,7 @@ SPECS = [
     "fedmdfg:theta=1,s=0",
     "eagle:lam=20",
     "fedgini:epsilon=0.1",
+    "multikrum:share=0.4",
 ]
 quick = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None

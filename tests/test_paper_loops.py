@@ -30,13 +30,15 @@ LOOPS = {
     "local": (paper_loops.Ditto, {"alone": True}),
     "eagle:lam=2": (paper_loops.Eagle, {"lam": 2.0}),
     "mifa": (paper_loops.MIFA, {"whole": True}),
+    "moon": (paper_loops.Moon, {}),
+    "moon:mu=0.3,tau=1": (paper_loops.Moon, {"mu": 0.3, "tau": 1.0}),
 }
 PLANS = {
     "all": PLAN,
     "some": replace(PLAN, rounds=4, participants=3),
     "epochs": replace(PLAN, epochs=2, participants=4),
 }
-KEPT = ("c", "h", "personal", "change")
+KEPT = ("c", "h", "personal", "change", "previous")
 CASES = [(m, p) for m in MODELS for p in PLANS]
 QUICK = [("mlp", "some")]
 

@@ -15,6 +15,8 @@ from scipy.optimize import linprog
 from fedmaba.errors import InputError
 from fedmaba.strategies import GIFAIR, AAggFF, AdaFed, DeltaFL, FedGini
 from fedmaba.strategies.aaggff import cumulative
+from fedmaba.strategies.combine import count_of_share
+from fedmaba.strategies.krum import Krum, MultiKrum, krum_scores
 from plain_loop import PLAN, Plain, apart, mlp, one, played, vector
 from test_paper import play, told
 
@@ -46,6 +48,44 @@ def test_fedgini_by_hand():
     # losses (0.7938, 0.8214): -0.0126 + 0.1998; at 1.4472 losses (1.0472, 0.4584):
     # -0.130248 + 0.016584
     assert play(FedGini(epsilon=0.2)) == pytest.approx([1.26, 1.4472, 1.333536])
+
+
+def test_krum_by_hand():
+    # On a line at 0, 1, 3, 4, 20 with f = 1, each change has 5 - 1 - 2 = 2 neighbours:
+    # squared distances 1 + 9, 1 + 4, 1 + 4, 1 + 9, 256 + 289
+    at = np.array([0.0, 1, 3, 4, 20])
+    changes = told(range(5), changes=at[:, None], n=9)
+    assert krum_scores(changes.gram, 1).tolist() == [10, 5, 5, 10, 545]
+    assert Krum(share=0.2).weigh({}, changes).coef.tolist() == [0, 1, 0, 0, 0]  # the first of two
+    assert MultiKrum(share=0.2).weigh({}, changes).coef.tolist() == [0.25] * 4 + [0]
+    # f may be 1 of 5 at most, whatever the share; without attackers multi-krum is a plain mean
+    assert Krum(share=0.49).weigh({}, changes).info == {"assumed": 1.0}
+    assert MultiKrum(share=0).weigh({}, changes).coef.tolist() == [0.2] * 5
+    for m in (1, 2):
+        few = told(range(m), changes=at[:m, None], n=9)
+        assert Krum().weigh({}, few).coef.sum() == 1
+
+
+def test_krum_is_its_formula_on_random_changes():
+    for m, share in ((7, 0.2), (10, 0.3), (12, 0.1)):
+        v, f = RNG.normal(size=(m, 30)) + 5, int(share * m)
+        scores = []
+        for i in range(m):
+            away = sorted(float(((v[i] - v[j]) ** 2).sum()) for j in range(m) if j != i)
+            scores.append(sum(away[: m - f - 2]))
+        seen = told(range(m), changes=v, n=20)
+        assert Krum(share).weigh({}, seen).coef.argmax() == np.argmin(scores)
+        best = np.argsort(scores)[: m - f]
+        assert set(MultiKrum(share).weigh({}, seen).coef.nonzero()[0]) == {*best}
+
+
+def test_a_share_of_a_cohort_is_rounded_down_as_a_person_would():
+    assert [count_of_share(0.29, 100), count_of_share(0.1, 30), count_of_share(0.1, 9)] == [
+        29,
+        3,
+        0,
+    ]
+    assert [count_of_share(0.49, 2), count_of_share(0.49, 3), count_of_share(0.0, 5)] == [0, 1, 0]
 
 
 def test_aaggff_by_hand():

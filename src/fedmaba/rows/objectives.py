@@ -77,7 +77,7 @@ def check(
         flat[:1].expand(2, -1), trees.mapped(lambda v: v[None, :3].expand(2, *v[:3].shape), x)
     )
     targets = y[None, :3].expand(2, *y[:3].shape)
-    losses, others = rows.losses(out, targets), dict.fromkeys(sees, out)
+    losses, others = rows.losses(out, targets), dict.fromkeys(sees, out.detach())
     tensors = {n: torch.full_like(losses[:, 0], value) for n, value in numbers.items()}
     tried = RowObjective(found.function, tensors, {} if found.of_outputs else None)
     try:
@@ -102,4 +102,50 @@ def propfair(loss: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
     return torch.where(left >= epsilon, inside, numbers["slope"])
 
 
-OBJECTIVES: dict[str, Callable[..., Tensor]] = {"propfair": propfair}
+def fedntd(
+    losses: Tensor,
+    outputs: Tensor,
+    y: Tensor,
+    others: Mapping[str, Tensor],
+    numbers: Mapping[str, Tensor],
+) -> Tensor:
+    """The usual loss, and beta * KL(server, client) over the classes that an example is not of."""
+    _refuse_all_but_classes("fedntd", outputs, y)
+    true = torch.nn.functional.one_hot(y, outputs.shape[-1]).bool()
+    theirs, own = (
+        (v / numbers["tau"]).masked_fill(true, NEVER).log_softmax(-1)
+        for v in (others["server"], outputs)
+    )
+    return losses + numbers["beta"] * (theirs.exp() * (theirs - own)).sum(-1)
+
+
+def moon(
+    losses: Tensor,
+    outputs: Tensor,
+    y: Tensor,
+    others: Mapping[str, Tensor],
+    numbers: Mapping[str, Tensor],
+) -> Tensor:
+    """The usual loss, and mu * -log of the server's part in exp(cosine / tau)."""
+    likeness = [
+        torch.nn.functional.cosine_similarity(outputs.flatten(1), others[name].flatten(1))
+        for name in ("server", "previous")
+    ]
+    return losses - numbers["mu"] * (torch.stack(likeness) / numbers["tau"]).log_softmax(0)[0]
+
+
+NEVER = -1e30  # a logit whose class has no probability, and no difference that is not a number
+
+
+def _refuse_all_but_classes(name: str, outputs: Tensor, y: Tensor) -> None:
+    if outputs.ndim != 2 or y.is_floating_point():
+        raise InputError(
+            f"{name} is for examples of one class each: choose another strategy for these targets"
+        )
+
+
+OBJECTIVES: dict[str, Callable[..., Tensor]] = {
+    "propfair": propfair,
+    "fedntd": fedntd,
+    "moon": moon,
+}

@@ -31,14 +31,20 @@ from fedmaba.strategies.fedmaba import FedMABA as FedMABA
 from fedmaba.strategies.fedmdfg import FedMDFG as FedMDFG
 from fedmaba.strategies.fedmgda import FedMGDA as FedMGDA
 from fedmaba.strategies.fednova import FedNova as FedNova
+from fedmaba.strategies.fedntd import FedNTD as FedNTD
 from fedmaba.strategies.fedprox import FedProx as FedProx
 from fedmaba.strategies.fedsgd import FedSGD as FedSGD
 from fedmaba.strategies.gifair import GIFAIR as GIFAIR
+from fedmaba.strategies.krum import Krum as Krum
+from fedmaba.strategies.krum import MultiKrum as MultiKrum
+from fedmaba.strategies.median import Median as Median
 from fedmaba.strategies.mifa import MIFA as MIFA
+from fedmaba.strategies.moon import Moon as Moon
 from fedmaba.strategies.propfair import PropFair as PropFair
 from fedmaba.strategies.qffl import QFFL as QFFL
 from fedmaba.strategies.scaffold import Scaffold as Scaffold
 from fedmaba.strategies.term import TERM as TERM
+from fedmaba.strategies.trimmed import Trimmed as Trimmed
 
 REGISTRY: dict[str, type[Strategy]] = {
     kind.name: kind
@@ -72,6 +78,12 @@ REGISTRY: dict[str, type[Strategy]] = {
         FedMDFG,
         Eagle,
         FedGini,
+        FedNTD,
+        Moon,
+        Median,
+        Trimmed,
+        Krum,
+        MultiKrum,
     )
 }
 BUILT_IN = tuple(REGISTRY)

@@ -84,5 +84,29 @@ def combined(rule: Combine, changes: Any, weights: Any) -> Any:  # (P,)
     return np.concatenate(parts).astype(changes.dtype)
 
 
+def median(changes: Any, weights: Any, numbers: Mapping[str, float], xp: Any) -> Any:
+    """The middle of each column; of an even number of changes the mean of the two middle ones."""
+    ordered, k = _ordered(changes, xp), len(changes)
+    return (ordered[(k - 1) // 2] + ordered[k // 2]) / 2
+
+
+def trimmed(changes: Any, weights: Any, numbers: Mapping[str, float], xp: Any) -> Any:
+    """The mean of each column without the share that is least and the share that is greatest."""
+    cut = count_of_share(numbers["share"], len(changes))
+    return _ordered(changes, xp)[cut : len(changes) - cut].mean(0)
+
+
+def count_of_share(share: float, k: int) -> int:
+    """How many of k changes a share below a half is, rounded down: 0.29 of 100 are 29."""
+    return min(int(share * k + 1e-9), (k - 1) // 2)
+
+
+def _ordered(changes: Any, xp: Any) -> Any:
+    """Each column of changes (k, p) in increasing order."""
+    if getattr(changes, "is_cuda", False):
+        return xp.sort(changes, 0).values
+    return xp.asarray(np.sort(np.asarray(changes), 0))  # ten times as fast as torch's on a CPU
+
+
 TAKES = "(changes, weights, numbers, xp)"
-BUILT_IN: dict[str, Callable[..., Any]] = {}
+BUILT_IN: dict[str, Callable[..., Any]] = {"median": median, "trimmed": trimmed}

@@ -29,7 +29,7 @@ class Objective:
 
     name: str
     numbers: Mapping[str, float] = field(default_factory=dict)  # which the function gets by name
-    sees: tuple[str, ...] = ()  # models whose outputs it gets too: "server"
+    sees: tuple[str, ...] = ()  # models whose outputs it gets too: "server", or kept ones
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -37,11 +37,7 @@ class Objective:
         given = records.as_dict("Objective(numbers", self.numbers)
         numbers = {n: records.as_number(f"Objective(numbers[{n!r}]", v) for n, v in given.items()}
         object.__setattr__(self, "numbers", numbers)
-        models = self.sees if isinstance(self.sees, Sequence) else ()
-        if models != self.sees or isinstance(models, str) or not {*models} <= {SERVER}:
-            rule = f'give names of models: ("{SERVER}",) or ()'
-            raise records.wrong_value("Objective(sees", self.sees, rule)
-        object.__setattr__(self, "sees", tuple(models))
+        object.__setattr__(self, "sees", records.as_words("Objective(sees", self.sees))
 
     @property
     def own(self) -> bool:
@@ -59,9 +55,10 @@ class Objective:
 class Keep:
     """How training changes a vector that a client keeps: a combination of other vectors.
 
-    The kept vector is 0 before the client's first round, and stays with the client. Where clients
-    or the server use its mean over all clients, the server keeps that mean: then a site on Flower
-    sends how its vector changed, unless that follows from the change of its model.
+    The kept vector is 0 before the client's first round, or the initial model, and stays with the
+    client. Where clients or the server use its mean over all clients, the server keeps that mean:
+    then a site on Flower sends how its vector changed, unless that follows from the change of its
+    model.
     """
 
     start: float = 0.0  #                        of the server's model, which training starts from
@@ -71,11 +68,12 @@ class Keep:
     step_gradient: float = 0.0  #                of the mean gradient of the client's steps,
     #                                            (start - end) / (number of steps * step size)
     full_gradient: float = 0.0  #                of the gradient of all its examples at the start
+    from_model: bool = False  #                  it begins as the initial model, not as 0
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            factor = records.as_number(f"Keep({f.name}", getattr(self, f.name))
-            object.__setattr__(self, f.name, factor)
+            check = records.as_number if f.default is not False else records.as_truth
+            object.__setattr__(self, f.name, check(f"Keep({f.name}", getattr(self, f.name)))
 
 
 @known_fields_only
@@ -146,8 +144,19 @@ class Local:
             fits[what] = {n: records.as_number(f"Local({what}[{n!r}]", v) for n, v in given.items()}
         if taken := self.keep.keys() & {PERSONAL, SERVER}:
             raise InputError(f"Local(keep={min(taken)!r}): this name is taken: choose another")
+        models = {SERVER, *self.keep, *([PERSONAL] if self.personal else [])}
+        for name in self.objective.sees if self.objective else ():
+            if name not in models:
+                listed = ", ".join(sorted(models))
+                raise InputError(f"Objective(sees={name!r}): no such model: choose among {listed}")
         for name, value in fits.items():
             object.__setattr__(self, name, value)
+        for name in self.means:
+            if self.keep[name].from_model:
+                raise InputError(
+                    f"Local(keep[{name!r}]) begins as the initial model, and its mean is used, "
+                    "which begins as 0: leave out from_model, or the mean"
+                )
 
     @property
     def by_client(self) -> tuple[float, ...] | None:

@@ -36,8 +36,11 @@ class KeptVectors(Part):
         return bool(setting.local[r].keep) or _adds(setting.local[r])
 
     def columns(self, r: int) -> Mapping[str, Column]:
-        local = self.setting.local[r]
-        return {name: Column(mean=name in local.means) for name in local.keep}
+        local, first = self.setting.local[r], self.setting.first[r]
+        return {
+            name: Column(first if rule.from_model else None, mean=name in local.means)
+            for name, rule in local.keep.items()
+        }
 
     def alike(self, r: int) -> int:
         return int(_adds(self.setting.local[r]))

@@ -15,6 +15,7 @@ from fedmaba.simulation.client import Chunk, Trainer
 from fedmaba.simulation.local_training import JobObjective
 from fedmaba.simulation.part import Part, Setting
 from fedmaba.simulation.parts.own_layers import own_parts
+from fedmaba.simulation.vectors import put_rows, take_rows
 from fedmaba.strategies.base import SERVER
 
 
@@ -50,7 +51,12 @@ class LocalObjective(Part):
             }
             if None in each:
                 numbers[HAS_OBJECTIVE] = np.array([float(one is not None) for one in each])
-            seen = {SERVER: partial(_write_servers_models, trainer, chunk)} if first.sees else {}
+            seen = {
+                name: partial(_write_servers_models, trainer, chunk)
+                if name == SERVER
+                else partial(_write_kept_models, trainer, chunk, name)
+                for name in first.sees
+            }
             chunk.job = replace(chunk.job, objective=JobObjective(first.name, numbers, seen))
 
 
@@ -59,3 +65,9 @@ def _write_servers_models(trainer: Trainer, chunk: Chunk, into: Tensor) -> None:
     into.copy_(chunk.models.index_select(0, send(chunk.run, into.device)))
     if (own := own_parts(trainer, chunk.run, chunk.client)) is not None:
         into[:, trainer.rows.layout.shared :] = own
+
+
+def _write_kept_models(trainer: Trainer, chunk: Chunk, name: str, into: Tensor) -> None:
+    """Write the model of this name that each row's client kept (n, P)."""
+    for r, mine in chunk.by_run(frozenset(chunk.run.tolist())):
+        put_rows(into, mine, take_rows(trainer.memory.columns[r][name], chunk.client[mine]))
