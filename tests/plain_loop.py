@@ -28,8 +28,7 @@ from fedmaba.strategies.base import Decision, Keep, Local, Needs, Replies, Strat
 NAMES = [
     name
     for name, kind in strategies.REGISTRY.items()
-    if "fedmaba." in kind.__module__
-    and not (kind().local().keep or kind().local().personal or kind().needs().groups)
+    if "fedmaba." in kind.__module__ and not (kind().local().keeps or kind().needs().groups)
 ]
 SPECS = [
     *NAMES,
@@ -183,6 +182,8 @@ RULES = {
 class Plain:
     """Federated learning as in the papers' pseudo-code, in float64."""
 
+    stream = 0  # added to the keys of a client's random streams
+
     def __init__(self, strategy, seed, fed, plan, make, loss=None):
         self.strategy, self.seed, self.fed, self.plan = strategy, seed, fed, plan
         data = fed.data
@@ -262,7 +263,7 @@ class Plain:
         trained.load_state_dict(self.model.state_dict())
         server = [p.detach().clone() for p in self.model.parameters()]
         optimiser = self.optimiser(trained, lr)
-        key = torch.from_numpy(rng.key(self.seed, "local", t, client).view(np.int64))
+        key = torch.from_numpy(rng.key(self.seed, "local", t, client).view(np.int64)) + self.stream
         batches = list(self.minibatches(self.fed.split.train[client], key))
         self.taken = len(batches)
         schedule = torch_schedule(optimiser, plan.step_schedule, len(batches))

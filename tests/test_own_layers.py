@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from fedmaba.errors import InputError
+from fedmaba.layer_names import names_kept, patterns
 from fedmaba.rows import models
 from fedmaba.rows.stack import LayerRows
-from fedmaba.simulation.engine import Run, start
+from fedmaba.simulation.engine import Optimiser, Run, start
 from fedmaba.simulation.parts.own_layers import OWN
+from fedmaba.simulation.parts.phases import STREAM
 from fedmaba.strategies.base import Local
 from plain_loop import PLAN, Plain, apart, cnn, mlp, one, played
 from plain_norms import norm_net
@@ -32,7 +34,7 @@ class PlainHeads(Plain):
         with torch.no_grad():
             for name, p in self.model.named_parameters():
                 p.copy_(self.own.get(client, sent).get(name, p))
-        trained, seen = super().train(client, t, lr)
+        trained, seen = self.local(client, t, lr)
         after = {n: p.detach().clone() for n, p in trained.named_parameters()}
         self.own[client] = {n: after[n] for n in self.names}
         with torch.no_grad():
@@ -41,6 +43,34 @@ class PlainHeads(Plain):
             for name, p in trained.named_parameters():
                 p.copy_(sent[name] if name in self.names else p)
         return trained, seen
+
+    def local(self, client, t, lr):
+        return super().train(client, t, lr)
+
+
+class PlainPhases(PlainHeads):
+    """The same, whose clients train their own weights for some epochs, then the others."""
+
+    def __init__(self, names, epochs, *given):
+        super().__init__(names, *given)
+        self.epochs = epochs
+
+    def local(self, client, t, lr):
+        usual = self.plan
+        if self.epochs:
+            self.plan, self.stream = replace(usual, epochs=self.epochs, steps=None), STREAM
+            after = dict(self.some(client, t, lr, own=True)[0].named_parameters())
+            with torch.no_grad():
+                for name in self.names:
+                    dict(self.model.named_parameters())[name].copy_(after[name])
+        self.plan, self.stream = usual, 0
+        return self.some(client, t, lr, own=False)
+
+    def some(self, client, t, lr, own):
+        """The training of their own weights alone, or of the others alone."""
+        for name, p in self.worker.named_parameters():
+            p.requires_grad_((name in self.names) == own)
+        return Plain.train(self, client, t, lr)
 
 
 def assert_plain(batch, r, plain):
@@ -77,6 +107,62 @@ def test_clients_that_keep_layers_are_the_plain_loop(plan, make, kept, names, fa
     assert isinstance(batch.rows, LayerRows) == fast
     for r, strategy in enumerate(runs):
         assert_plain(batch, r, PlainHeads(names, strategy, 3, fed, plan, make).run())
+
+
+REST = ["1.weight", "1.bias", "3.weight", "3.bias"]
+ALGORITHMS = {  # which weights stay, and their epochs; None: trained together
+    "fedper": (LAST, None),
+    "fedper:layers=1.*+3.bias": ([*FIRST, "3.bias"], None),
+    "lgfedavg": (REST, None),
+    "fedrep:epochs=2": (LAST, 2),
+    "fedrep:epochs=1,layers=1.*": (FIRST, 1),
+    "fedbabu": (LAST, 0),
+}
+MOMENTUM = Optimiser(0.6, 0.01, clip=0.7)
+
+
+@pytest.mark.parametrize("spec", ALGORITHMS)
+@pytest.mark.parametrize(
+    "plan",
+    [PLAN, SOME, replace(SOME, chunk=2, optimiser=MOMENTUM), replace(PLAN, steps=3)],
+    ids=["all", "some", "momentum", "steps"],
+)
+def test_algorithms_whose_clients_keep_layers_are_their_papers_loops(spec, plan, fed):
+    names, epochs = ALGORITHMS[spec]
+    given = one(spec), 3, fed, plan, mlp
+    plain = PlainHeads(names, *given) if epochs is None else PlainPhases(names, epochs, *given)
+    batch, _ = played([spec], fed, plan, mlp)
+    assert_plain(batch, 0, plain.run())
+
+
+def test_layers_that_are_trained_in_turn_go_with_a_pull(fed):
+    pulled = Heads("last", mu=0.5, first=1)
+    batch, _ = played([Run(pulled, 3, fed)], fed, PLAN, mlp)
+    assert_plain(batch, 0, PlainPhases(LAST, 1, pulled, 3, fed, PLAN, mlp).run())
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"own_epochs": 1}, r"Local\(own_epochs\): no layers are kept"),
+        ({"own_epochs": -1, "own_layers": ("a",)}, r"own_epochs=-1\): give a whole number from 0"),
+        (
+            {"own_epochs": 1, "own_layers": ("a",), "full_batch": True},
+            "does not go with full_batch",
+        ),
+    ],
+)
+def test_phases_that_cannot_be_are_one_line(more, line):
+    with pytest.raises(InputError, match=line):
+        Local(**{**more, "own_layers": (*more.get("own_layers", ()),)})
+
+
+def test_patterns_fit_names():
+    names = ["a.weight", "a.bias", "b.0.weight", "b.0.bias"]
+    assert names_kept("last", names) == {"b.0.weight", "b.0.bias"}
+    assert names_kept("!last", names) == {"a.weight", "a.bias"}
+    assert names_kept("*.bias", names) == {"a.bias", "b.0.bias"}
+    assert patterns("a.*+b.0.bias") == ("a.*", "b.0.bias")
 
 
 @pytest.mark.parametrize(

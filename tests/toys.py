@@ -71,13 +71,15 @@ class Heads(Strategy):
     late: bool = False
     mu: float = 0.0
     lean: float = 0.0
+    first: int = -1  # epochs in which clients train what they keep alone; -1: all together
 
     def needs(self):
         return Needs("mean", "gram") if self.late else Needs()
 
     def local(self):
         add = {"server": self.lean} if self.lean else {}
-        return Local(prox=self.mu, add=add, own_layers=(self.kept,))
+        epochs = None if self.first < 0 else self.first
+        return Local(prox=self.mu, add=add, own_layers=(self.kept,), own_epochs=epochs)
 
     def weigh(self, state, replies):
         share = replies.size.astype(float)

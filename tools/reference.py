@@ -24,7 +24,7 @@ from fedmaba.experiment import config, laboratory, sweep
 
 DOCS = Path(__file__).parents[1] / "docs"
 FLOORS = {  # from the ground up: a module imports what stands before it (a test looks)
-    "Ground": "errors stop rng user_code",
+    "Ground": "errors stop rng user_code layer_names",
     "Algorithms": "strategies",
     "Privacy": "privacy",
     "Data": "data",

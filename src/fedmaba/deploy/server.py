@@ -17,7 +17,6 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from fedmaba.deploy.site_names import SiteNames
 from fedmaba.deploy.statistics import mean_statistics
 from fedmaba.deploy.validation import Arrays, Reply, some_names
 from fedmaba.errors import InputError
+from fedmaba.layer_names import LAST, names_kept
 from fedmaba.privacy import secret_noise
 from fedmaba.privacy.mechanism import Mechanism, clip_rows
 from fedmaba.results import run_folder
@@ -68,7 +68,8 @@ class FederationServer(ServerState):
         super().__init__(settings, model, site_names or SiteNames())
         self.clock = RoundClock()
         patterns = self.local.own_layers
-        if kept := [n for n in self.model if any(fnmatchcase(n, one) for one in patterns)]:
+        sure = [one for one in patterns if LAST not in one]  # which module was last is not known
+        if kept := sorted(set[str]().union(*(names_kept(one, [*self.model]) for one in sure))):
             raise InputError(
                 f"the first model has {some_names(kept)}, which sites keep: make it by "
                 f"initial_arrays(..., own_layers={patterns})"

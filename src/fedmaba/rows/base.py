@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -16,11 +15,13 @@ from torch.func import functional_call
 
 from fedmaba.data import trees
 from fedmaba.data.trees import Tree
+from fedmaba.layer_names import names_kept
 
 # A loss turns outputs (n, ...) and targets (n, ...), or classes (n,), into (n,) numbers.
 LossFn = Callable[[Tensor, Tensor], Tensor]
 # It is one tensor or several, which are arguments or keywords of the model.
 Inputs: TypeAlias = Tree[Tensor]
+Moves = Literal["all", "sent", "own"]  # which weights gradients move
 OWN_WEIGHTS = "fedmaba_own_weights"  # This attribute of a model names what clients keep of it.
 ALIGN = 32  # Each weight starts at a multiple of 128 bytes, which matrix units want.
 
@@ -98,6 +99,14 @@ class Layout:
     def compared(self) -> int:
         """Where the weights end that clients send: of these are norms and products of changes."""
         return min(self.trained, self.shared)
+
+    def moving(self, which: Moves) -> slice:
+        """Which weights gradients move: all, those that are sent, or those that are kept."""
+        return {
+            "all": slice(self.trained),
+            "sent": slice(self.compared),
+            "own": slice(self.compared, self.trained),
+        }[which]
 
     def weights_in(self, end: int) -> list[tuple[int, int]]:
         """Where each weight before `end` begins and ends, without the gaps between them."""
@@ -196,10 +205,11 @@ def keep_weights(model: nn.Module, patterns: Sequence[str]) -> str:
     """
     every = list(model.named_parameters(remove_duplicate=False))
     names = {name: p for name, p in every if p.requires_grad}
+    kept = set[int]()
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not names_kept(pattern.lstrip("!"), [*names]):
             return f"own_layers={pattern!r} fits no weight: its weights are {', '.join(names)}"
-    kept = {id(p) for n, p in names.items() if any(fnmatchcase(n, one) for one in patterns)}
+        kept |= {id(names[name]) for name in names_kept(pattern, [*names])}
     setattr(model, OWN_WEIGHTS, tuple(n for n, p in model.named_parameters() if id(p) in kept))
     told = f"own_layers={', '.join(map(repr, patterns))}"
     if not _moving(model)[0]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.rows import objectives
-from fedmaba.rows.base import Inputs, Rows, Step, StepsAhead
+from fedmaba.rows.base import Inputs, Moves, Rows, Step, StepsAhead
 from fedmaba.rows.cuda_graphs import GraphCache, Input, Written
 from fedmaba.rows.random import shuffles
 from fedmaba.rows.steps import (
@@ -78,6 +78,7 @@ class TrainingJob:
     objective: JobObjective | None = None
     added: AddedTerms | None = None  #      constant terms of the rows' gradients
     own: Tensor | None = None  # (R, P - S)  what clients kept of their last model
+    moves: Moves = "all"
     begin: Callable[[Tensor], object] | None = None  # writes models (R, P) to start from; a pull
     #                                       is towards `run`'s model
 
@@ -89,7 +90,7 @@ class TrainingJob:
     def direct(self) -> bool:
         """Whether a step may add its gradient to the weights at once."""
         plain = self.optimiser.plain and self.schedule == Schedule()
-        return plain and not self.full_batch
+        return plain and not self.full_batch and self.moves == "all"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class TrainSpec:
     scheduled: bool  #  whether each step has a size of its own
     epochs: int
     width: int  #       examples of the largest client
+    moves: Moves
 
 
 def train_chunk(
@@ -128,6 +130,7 @@ def train_chunk(
         scheduled=job.schedule != Schedule(),
         epochs=int((-(-job.steps // job.minibatches())).max()),
         width=int(job.size.max()),
+        moves=job.moves,
     )
     ints = np.array([job.run, job.first, job.size, job.minibatches(), job.key, job.steps])
     dtype = np.float64 if models.dtype == torch.float64 else np.float32
@@ -275,9 +278,10 @@ def _gradient_steps(
     """Steps that compute the whole gradient first: an optimiser works on it, or it has pieces."""
     rule, floats = chunk.rule, chunk.numbers
     every, start = first_models(chunk, pulled=bool(rule.pull))
-    end = rule.rows.layout.trained  # beyond it are statistics, which no gradient moves
-    w, added = every[:, :end], chunk.given.get("added")
-    start, added = (v if v is None else v[:, :end] for v in (start, added))
+    layout = rule.rows.layout
+    moving, end = layout.moving(spec.moves), layout.trained  # beyond it are statistics
+    w, added = every[:, moving], chunk.given.get("added")
+    start, added = (v if v is None else v[:, moving] for v in (start, added))
     gradient, state = torch.empty_like(every), optimiser.state(w)
     one, down, steps = torch.ones_like(floats[0, 0]), -floats[0, 0], len(spec.active)
     sizes = down * floats[-steps:, :, None] if spec.scheduled else None  # (K, R, 1)
@@ -287,7 +291,7 @@ def _gradient_steps(
         whole = gradient[:a].zero_()
         for step in _pieces(spec, chunk, [v[:a, k] for v in drawn], chunk.streams[k, :a], one):
             met.append(rule.rows.add_gradients(every[:a], whole, step)[None])
-        g = whole[:, :end]
+        g = whole[:, moving]
         every[:a, end:].add_(whole[:, end:])
         if optimiser.clip is None:  # first, as version 0.1 does: the order of sums is part of a
             optimiser.decay(g, w[:a])  # run's bits

@@ -22,6 +22,7 @@ from fedmaba.strategies.fedadam import FedAdam as FedAdam
 from fedmaba.strategies.fedadam import FedYogi as FedYogi
 from fedmaba.strategies.fedavg import FedAvg as FedAvg
 from fedmaba.strategies.fedavgm import FedAvgM as FedAvgM
+from fedmaba.strategies.fedbabu import FedBABU as FedBABU
 from fedmaba.strategies.feddyn import FedDyn as FedDyn
 from fedmaba.strategies.fedeba import FedEBA as FedEBA
 from fedmaba.strategies.fedfv import FedFV as FedFV
@@ -32,11 +33,14 @@ from fedmaba.strategies.fedmdfg import FedMDFG as FedMDFG
 from fedmaba.strategies.fedmgda import FedMGDA as FedMGDA
 from fedmaba.strategies.fednova import FedNova as FedNova
 from fedmaba.strategies.fedntd import FedNTD as FedNTD
+from fedmaba.strategies.fedper import FedPer as FedPer
 from fedmaba.strategies.fedprox import FedProx as FedProx
+from fedmaba.strategies.fedrep import FedRep as FedRep
 from fedmaba.strategies.fedsgd import FedSGD as FedSGD
 from fedmaba.strategies.gifair import GIFAIR as GIFAIR
 from fedmaba.strategies.krum import Krum as Krum
 from fedmaba.strategies.krum import MultiKrum as MultiKrum
+from fedmaba.strategies.lgfedavg import LGFedAvg as LGFedAvg
 from fedmaba.strategies.median import Median as Median
 from fedmaba.strategies.mifa import MIFA as MIFA
 from fedmaba.strategies.moon import Moon as Moon
@@ -84,6 +88,10 @@ REGISTRY: dict[str, type[Strategy]] = {
         Trimmed,
         Krum,
         MultiKrum,
+        FedPer,
+        FedRep,
+        LGFedAvg,
+        FedBABU,
     )
 }
 BUILT_IN = tuple(REGISTRY)

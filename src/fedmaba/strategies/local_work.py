@@ -119,7 +119,9 @@ class Local:
     #                                            the server's step
     personal: Personal | None = None
     own_layers: tuple[str, ...] = ()  #          weights that stay with the client, by patterns of
-    #                                            their names, as ("head.*",)
+    #                                            their names, as ("head.*",), see `layer_names`
+    own_epochs: int | None = None  #             the client trains these alone first, for so many
+    #                                            epochs, then the others alone; None: together
 
     def __post_init__(self) -> None:
         fits: dict[str, Any] = {
@@ -127,6 +129,7 @@ class Local:
             "full_batch": records.as_truth("Local(full_batch", self.full_batch),
             "own_layers": records.as_words("Local(own_layers", self.own_layers),
         }
+        self._check_phases()
         for name, kind in (("objective", Objective), ("personal", Personal)):
             if not isinstance(value := getattr(self, name), kind | None):
                 rule = f"give fedmaba.{kind.__name__}(...), or None"
@@ -157,6 +160,19 @@ class Local:
                     f"Local(keep[{name!r}]) begins as the initial model, and its mean is used, "
                     "which begins as 0: leave out from_model, or the mean"
                 )
+
+    def _check_phases(self) -> None:
+        """Refuse epochs of layers that nobody keeps, and what only one training can have."""
+        if self.own_epochs is None:
+            return
+        if type(self.own_epochs) is not int or self.own_epochs < 0:
+            rule = "give a whole number from 0, or None"
+            raise records.wrong_value("Local(own_epochs", self.own_epochs, rule)
+        for name in ("full_batch", "keep", "add", "personal"):
+            if getattr(self, name):
+                raise InputError(f"Local(own_epochs) does not go with {name}: leave out one")
+        if not self.own_layers:
+            raise InputError("Local(own_epochs): no layers are kept: add own_layers")
 
     @property
     def by_client(self) -> tuple[float, ...] | None:

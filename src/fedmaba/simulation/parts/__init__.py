@@ -2,7 +2,8 @@
 
 What a later part reads an earlier one wrote: clients train, attackers change what they send,
 privacy clips it, layers that stay at home are taken out, and what clients keep is made of the rest.
-A part that replaces a server's step comes before those that add to it.
+A part that replaces a server's step comes before those that add to it. What splits the training of
+a client in two comes last, because it needs all that decides how the client trains.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fedmaba.simulation.parts.losses import Losses
 from fedmaba.simulation.parts.objective import LocalObjective
 from fedmaba.simulation.parts.own_layers import OwnLayers
 from fedmaba.simulation.parts.personal import PersonalModels
+from fedmaba.simulation.parts.phases import Phases
 from fedmaba.simulation.parts.privacy import PrivateRounds
 from fedmaba.simulation.parts.prox import Prox
 from fedmaba.simulation.parts.step_search import StepSearch
@@ -41,6 +43,7 @@ PARTS: tuple[type[Part], ...] = (
     LocalObjective,
     Prox,
     StepSearch,
+    Phases,
 )
 
 
