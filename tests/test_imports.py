@@ -90,7 +90,7 @@ CONTRACT |= {"strategies.descent", "strategies.privacy_knob", "strategies.combin
 FAMILIES = {"strategies.fedper"}  # which others of its kind change
 OF_ALL = {"strategies.__init__", "strategies.hyper_parameters", "strategies.deployed"}
 OF_ALL |= {"strategies.contract", "strategies.local_work", "strategies.records"}
-OF_ALL |= {"strategies.answers"}
+OF_ALL |= {"strategies.answers", "strategies.elsewhere"}
 
 
 def test_a_strategy_knows_the_contract_and_some_maths_and_nothing_else():

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fedmaba.rows as package
+from fedmaba.data.federation import Federation
 from fedmaba.errors import InputError
 from fedmaba.rows.general import LoopRows
 from fedmaba.rows.operations import RowMethod, RowOperations
@@ -102,6 +103,27 @@ def test_what_clients_minimise_is_what_a_plain_loop_does(way, form, fed):
     for r, run in enumerate(runs[-4:], len(runs) - 4):  # beside others as alone
         alone, _ = played([run], fed, plan, make)
         assert apart(alone.progress.model[0], batch.progress.model[r]) < 1e-9
+
+
+def test_limits_of_fedntd_and_moon(fed):
+    specs = ["fedavg", "fedntd:beta=0", "moon:mu=0", "moon", "fedntd"]
+    first, _ = played(specs, fed, replace(PLAN, rounds=1), mlp)
+    later, _ = played(specs, fed, PLAN, mlp)
+    for models, same in ((first, 4), (later, 3)):
+        plain, *others = models.progress.model
+        assert all(apart(one, plain) < 1e-12 for one in others[: same - 1])
+        assert all(apart(one, plain) > 1e-4 for one in others[same - 1 :])
+    two = Federation(replace(fed.data, y=fed.data.y % 2, classes=("a", "b")), fed.split)
+    batch, _ = played(["fedavg", "fedntd"], two, PLAN, mlp)
+    assert apart(*batch.progress.model) < 1e-12  # one other class is left
+
+
+def test_an_objective_for_classes_refuses_other_targets(make_federation):
+    fed = make_federation()
+    data = replace(fed.data, y=fed.data.y / 3, classes=(), task="regress")
+    numbers = Federation(data, fed.split)
+    with pytest.raises(InputError, match="fedntd is for examples of one class each"):
+        start([Run(one("fedntd"), 3, numbers)], PLAN, mlp)
 
 
 class Normed(nn.Module):

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import fedmaba
 from fedmaba.errors import InputError
 from fedmaba.layer_names import names_kept, patterns
 from fedmaba.rows import models
@@ -200,3 +202,47 @@ def test_a_weight_of_two_names_is_kept_by_either(fed):
     model = models.build_model(tied, (1, 8, 8), 4, 0, own_layers=("again.*",))
     assert set(models.sent_weights(model)) == {"1.weight", "3.weight", "3.bias", "5.weight",
                                                "5.bias"}  # fmt: skip
+
+
+def models_of(specs, fed, plan=SOME, **how):
+    batch, _ = played(specs, fed, replace(plan, **how), mlp)
+    return batch.progress.model
+
+
+def test_limits_of_algorithms_that_keep_layers(fed):
+    assert apart(*models_of(["fedrep:epochs=0", "fedbabu"], fed)) == 0
+    assert apart(*models_of(["lgfedavg:layers=last", "fedper"], fed)) == 0
+    (same,) = models_of(["fedavg"], fed, own_layers=("last",))
+    (fedper,) = models_of(["fedper"], fed)
+    assert torch.equal(same, fedper)
+    (fair,) = models_of(["fedmaba"], fed, own_layers=("last",))
+    assert apart(fair, fedper) > 1e-3
+
+
+def test_strategies_that_keep_other_layers_are_computed_apart(tmp_path):
+    asked = {"clients": 6, "rounds": 2, "seeds": 2, "progress": False}
+    mixed = ["fedavg", "fedrep:epochs=1", "fedmaba", "fedper"]
+    history = fedmaba.compare(mixed, out=tmp_path / "run", **asked)
+    alone = fedmaba.compare(["fedavg", "fedmaba"], **asked)
+    assert [row.label for row in history.summary()] == [
+        *("fedavg", "fedmaba", "fedrep:epochs=1", "fedper"),
+    ]
+    rows = {(run.label, run.seed): run for run in history.runs}
+    for run in alone.runs:
+        np.testing.assert_array_equal(rows[run.label, run.seed].accuracy("last"),
+                                      run.accuracy("last"))  # fmt: skip
+    again = fedmaba.compare(mixed, out=tmp_path / "run", **asked)  # which is finished
+    assert [r.label for r in again.runs] == [r.label for r in history.runs]
+    assert len(list((tmp_path / "run" / "parts").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["fedavg", "--own-layers", "nix"], "own_layers='nix' fits no weight: its weights are 1."),
+        (["fedper:layers=nix"], "own_layers='nix' fits no weight: its weights are 1."),
+        (["fedper", "--own-layers", "last"], "it says itself which layers stay with clients"),
+    ],
+)
+def test_layers_that_cannot_be_kept_are_refused_before_the_run(words, line, refused):
+    assert line in refused("compare", *words, "--clients", "10", "--rounds", "1")

@@ -20,8 +20,9 @@ _NAMES = {
     "results.metrics": "Fairness fairness",
     "results.run_history": "RunHistory",
     "strategies": "AFL GIFAIR MIFA QFFL TERM AAggFF AdaFed Alone DeltaFL Ditto Eagle FairFed "
-    "FedAdam FedAvg FedAvgM FedDyn FedEBA FedFV FedGini FedLF FedMABA FedMDFG FedMGDA FedNova "
-    "FedProx FedSGD FedYogi PropFair Scaffold parse register",
+    "FedAdam FedAvg FedAvgM FedBABU FedDyn FedEBA FedFV FedGini FedLF FedMABA FedMDFG FedMGDA "
+    "FedNova FedNTD FedPer FedProx FedRep FedSGD FedYogi Krum LGFedAvg Median Moon MultiKrum "
+    "PropFair Scaffold Trimmed parse register",
     "strategies.base": "Combine Decision Keep Local Needs Objective Personal Replies ServerStep "
     "Shown Strategy param",
     "strategies.server_optimisers": "ServerOptimiser",

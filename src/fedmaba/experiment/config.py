@@ -219,6 +219,11 @@ class Train(Section):
     augment: str | None = newer_option(
         None, "--augment", "random changes of training images: flip, crop:4 or flip,crop:4"
     )
+    own_layers: str | None = newer_option(
+        None,
+        "--own-layers",
+        "weights that stay with clients, by their names: last, or fc1.*+fc2.*",
+    )
 
     @field_validator("steps")
     @classmethod

@@ -51,6 +51,7 @@ class Options(TypedDict, total=False):
     epsilon: OneOrMore[float]
     clip: OneOrMore[float | None]
     augment: OneOrMore[str | None]
+    own_layers: OneOrMore[str | None]
     attack: OneOrMore[str | None]
     hostile: OneOrMore[str | float]
     dp: OneOrMore[str | dict[str, float] | None]

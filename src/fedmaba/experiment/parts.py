@@ -203,20 +203,26 @@ class Work:
 def computations(
     asked: Sequence[Experiment],
     rows: Mapping[str, str],
+    forms: Mapping[str, object],
     listed: Collection[str] = (),
     out: Path | None = None,
 ) -> list[Work]:
     """The computations that are asked for; what a folder holds already is kept as it is there.
 
     `asked` has an experiment for each combination of the keys `listed`; `rows` maps the labels of
-    the strategies to the words that name them. Those that are finished come first, so that they
-    can refuse before anything is written.
+    the strategies to the words that name them, and `forms` to what is equal for all of a
+    computation. Those that are finished come first, so that they can refuse before anything is
+    written.
     """
     there = _parts_in_folder(out, rows)
     if not there:
-        if len(asked) == 1:
+        if len(asked) == 1 and len({*forms.values()}) == 1:
             return [Work("", asked[0], tuple(rows), new=True)]
-        return [_new(i, one, tuple(rows)) for i, one in enumerate(asked, 1)]
+        pairs = [(one, form) for one in asked for form in dict.fromkeys(forms.values())]
+        return [
+            _some(i, one, rows, [label for label in rows if forms[label] == form], one.seed_list())
+            for i, (one, form) in enumerate(pairs, 1)
+        ]
     last = max((int(work.place.rpartition("/")[2]) for work in there if work.place), default=0)
     finished: list[Work] = []
     found: list[Work] = []
@@ -233,22 +239,24 @@ def computations(
                 over = not grows and out is not None and run_folder.is_finished(work.path(out))
                 (finished if over else found).append(again)
         held = {run for work in same for run in _runs(work)}
-        groups: dict[tuple[int, ...], list[str]] = {}
+        groups: dict[tuple[tuple[int, ...], object], list[str]] = {}
         for label in rows:
             if missing := tuple(s for s in one.seed_list() if (label, s) not in held):
-                groups.setdefault(missing, []).append(label)
-        for seeds, labels in groups.items():
+                groups.setdefault((missing, forms[label]), []).append(label)
+        for (seeds, _), labels in groups.items():
             last += 1
-            if len(labels) == len(rows) and list(seeds) == one.seed_list():
-                found.append(_new(last, one, tuple(rows)))
-            else:
-                some = {"strategies": [rows[label] for label in labels], "seeds": list(seeds)}
-                found.append(_new(last, one.model_copy(update=some), tuple(labels)))
+            found.append(_some(last, one, rows, labels, list(seeds)))
     return [*finished, *found]
 
 
-def _new(number: int, experiment: Experiment, labels: tuple[str, ...]) -> Work:
-    return Work(f"{PARTS_FOLDER}/{number:03d}", experiment, labels, new=True)
+def _some(
+    number: int, one: Experiment, rows: Mapping[str, str], labels: Sequence[str], seeds: list[int]
+) -> Work:
+    """A new part with some rows and seeds of an experiment."""
+    if len(labels) < len(rows) or seeds != one.seed_list():
+        some = {"strategies": [rows[label] for label in labels], "seeds": seeds}
+        one = one.model_copy(update=some)
+    return Work(f"{PARTS_FOLDER}/{number:03d}", one, tuple(labels), new=True)
 
 
 def _parts_in_folder(out: Path | None, rows: Mapping[str, str]) -> list[Work]:

@@ -30,6 +30,7 @@ from fedmaba.experiment.driver import drive
 from fedmaba.experiment.federations import ReadData, attack_of, data_notes, load_federations
 from fedmaba.experiment.fingerprint import fingerprints
 from fedmaba.experiment.initial import given_weights
+from fedmaba.layer_names import patterns
 from fedmaba.privacy import mechanism
 from fedmaba.privacy.mechanism import Privacy
 from fedmaba.results import client_metrics, run_folder
@@ -498,6 +499,7 @@ def _plan(experiment: Experiment) -> engine.Plan:
         step_schedule=train.step_schedule,
         optimiser=engine.Optimiser.from_settings(train),
         augment=train.augment,
+        own_layers=patterns(train.own_layers or ""),
         server_lr=server.lr,
         server_momentum=server.momentum,
         privacy=None if experiment.dp is None else Privacy.from_settings(experiment.dp),

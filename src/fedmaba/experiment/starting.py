@@ -166,7 +166,7 @@ class RunGroup:
             together.alike(json.dumps(settings))
         works: list[parts.Work] = []
         if not together.rank:
-            works = parts.computations(self.asked, self.rows, self.keys, self.out)
+            works = parts.computations(self.asked, self.rows, self._forms(), self.keys, self.out)
         if together.count == 1:
             return works
         found = [[w.place, experiment_file.dump(w.experiment), w.labels, w.new] for w in works]
@@ -174,6 +174,10 @@ class RunGroup:
             parts.Work(place, config.build(files.parse_toml(text.encode())), tuple(labels), new)
             for place, text, labels, new in json.loads(together.tell(json.dumps(found).encode()))
         ]
+
+    def _forms(self) -> dict[str, tuple[str, ...]]:
+        """By label, the layers that stay with clients: one computation has one form of models."""
+        return {label: self._named(label).local().own_layers for label in self.rows}
 
     def history(self, finished: Sequence[tuple[Experiment, History]]) -> History:
         """All runs of the folder, or of these experiments where nothing was written."""

@@ -68,6 +68,8 @@ def _why_unused(name: str, experiment: Experiment, strategy: Strategy) -> str:
         and name in ("server.lr", "server.momentum", "server.deploy"),
         "clients have models of their own, which are evaluated": local.personal is not None
         and name == "eval.finetune",
+        "it says itself which layers stay with clients": bool(local.own_layers)
+        and name == "train.own_layers",
         "it has a server optimiser of its own": name == "server.momentum"
         and optimiser_of_server(strategy) is not None,
         "a CPU computes in float32 or float64": name == "machine.dtype"

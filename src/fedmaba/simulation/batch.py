@@ -134,7 +134,7 @@ class Batch:
     @cached_property
     def local(self) -> list[Local]:
         """What each run's strategy asks of its clients."""
-        return [run.strategy.local() for run in self.runs]
+        return [self.plan.local(run.strategy) for run in self.runs]
 
     @cached_property
     def layers(self) -> list[slice]:

@@ -36,7 +36,7 @@ def check_runs(runs: Sequence[Run], plan: Plan) -> None:
         if run.federation.data is not runs[0].federation.data:
             raise InputError("runs of one batch must share one data set: simulate them apart")
         check_strategy(run.strategy, run.federation.n_clients)
-        own, others = run.strategy.local().own_layers, runs[0].strategy.local().own_layers
+        own, others = (plan.local(each.strategy).own_layers for each in (run, runs[0]))
         if own != others:
             raise InputError(
                 f"{run.strategy.label()} has own_layers={own}, but {runs[0].strategy.label()} has "

@@ -163,7 +163,7 @@ def _first_models(
             target=kind,
             free=free,
             examples=data.x,
-            own_layers=runs[0].strategy.local().own_layers,  # of all runs
+            own_layers=plan.local(runs[0].strategy).own_layers,  # of all runs
         )
         for seed in dict.fromkeys(run.seed for run in runs)
     }
@@ -181,7 +181,7 @@ def _parts_and_memory(
 ) -> tuple[tuple[Part, ...], ClientMemory]:
     """What some runs have besides plain training, and what their clients keep."""
     strategies = [run.strategy for run in runs]
-    local, needs = [s.local() for s in strategies], [s.needs() for s in strategies]
+    local, needs = [plan.local(s) for s in strategies], [s.needs() for s in strategies]
     parts = parts_of(Setting(local, needs, rows.layout, flat, runs, plan))
     clients, labels = [run.federation.n_clients for run in runs], [s.name for s in strategies]
     return parts, ClientMemory(columns_of(parts, len(runs)), clients, flat, labels)

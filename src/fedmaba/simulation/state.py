@@ -6,7 +6,7 @@ Data only. A `Progress` that was saved and loaded continues bit for bit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from fedmaba.privacy.mechanism import Privacy
 from fedmaba.rows.batchnorm import Choice
 from fedmaba.simulation.memory import ClientMemory
 from fedmaba.simulation.optimiser import Optimiser, round_schedule
-from fedmaba.strategies.base import State, Strategy
+from fedmaba.strategies.base import Local, State, Strategy
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -40,6 +40,7 @@ class Plan:
     step_schedule: str = "constant"  #      over the steps of a round
     optimiser: Optimiser = Optimiser()  #   of clients
     augment: str | None = None  #           random changes of training images
+    own_layers: tuple[str, ...] = ()  #     that stay with clients, where a strategy does not say
     server_lr: float = 1.0
     server_momentum: float = 0.0
     privacy: Privacy | None = None  #       what clients are promised; None: nothing
@@ -54,6 +55,11 @@ class Plan:
     def lr_in_round(self, t: int) -> float:
         """The local step size of round t, from 0."""
         return self.lr * round_schedule(self.schedule, self.lr_decay).factor(t, self.rounds)
+
+    def local(self, strategy: Strategy) -> Local:
+        """What a strategy asks of its clients, with the layers that they keep."""
+        local = strategy.local()
+        return local if local.own_layers else replace(local, own_layers=self.own_layers)
 
 
 @dataclass(frozen=True)

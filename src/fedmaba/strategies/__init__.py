@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fedmaba import user_code
 from fedmaba.errors import FedmabaError, InputError, unknown
-from fedmaba.strategies import contract, hyper_parameters
+from fedmaba.strategies import contract, elsewhere, hyper_parameters
 from fedmaba.strategies.aaggff import AAggFF as AAggFF
 from fedmaba.strategies.adafed import AdaFed as AdaFed
 from fedmaba.strategies.afl import AFL as AFL
@@ -116,7 +116,7 @@ def parse(spec: str) -> list[Strategy]:
     """
     name, _, rest = spec.partition(":")
     if name not in REGISTRY and "." not in name:
-        raise unknown(
+        raise elsewhere.absent(name) or unknown(
             "strategy", name, REGISTRY, other=", or write package.module.Class for your own"
         )
     kind = REGISTRY[name] if name in REGISTRY else _import_class(name)

@@ -1,0 +1,29 @@
+"""Methods that people ask for and that are not here, with what comes closest."""
+
+from fedmaba.errors import InputError
+
+PAGE = "docs/bring-your-own.md, 'What a strategy can and cannot do'"
+CLOSEST = {  # what a user can run instead, by how the method's name is usually written
+    "a strategy with --batchnorm local": "fedbn",
+    "fedavg with --finetune": "perfedavg fedmeta reptile",
+    "ditto": "pfedme apfl fedamp l2gd superfed",
+    "fedper or fedrep": "fedrod fedcp gpfl fedpac fedas",
+    "fedntd, or an objective of your own": "fedgkd feddistill fedlc fedrs feddecorr fedlogit",
+    "fedprox": "fedcurv fedsplit",
+    "multikrum, median or trimmed": "bulyan rfa geomed centeredclip cclip fltrust foolsgold",
+    "mifa": "fedvarp fedlaavg",
+    "scaffold or fedavgm": "fedcm fedacg mime fedspeed fedsam",
+    "local, beside fedavg": "fedproto fedala fedfomo ifca pfedhn fedgen fedmd lotteryfl",
+}
+
+
+def absent(name: str) -> InputError | None:
+    """The refusal of a method that is known and not here; None for any other name."""
+    low = name.lower().replace("-", "").replace("_", "").replace("+", "")
+    for closest, names in CLOSEST.items():
+        if low in names.split():
+            return InputError(
+                f"strategy {name!r} is not part of fedmaba: the closest is {closest}; {PAGE}, says "
+                "what you can add yourself"
+            )
+    return None
