@@ -37,7 +37,7 @@ SPECS = [
         name
         for name, kind in REGISTRY.items()
         if not (kind().needs().groups or kind().needs().first_steps or kind().needs().trials)
-        and not (kind().local().keep or kind().local().personal)
+        and not kind().local().keeps
     ),
     "fedmaba:alpha=0.8,loss_at=mean",
     "fedmaba:loss_at=end",
@@ -45,6 +45,7 @@ SPECS = [
     "propfair:M=3,epsilon=0.5",
     "fedfv:tau=2",
     "term:normalise=reference",
+    "multikrum:share=0.4",
 ]
 
 

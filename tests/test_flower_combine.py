@@ -12,14 +12,16 @@ from fedmaba.deploy import reply_fetching
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, SecureSum, client_app
 from fedmaba.simulation import engine
-from fedmaba.strategies import combine
+from fedmaba.strategies import Trimmed, combine
 from flower_grid import LocalGrid
 from flower_sites import CONFIG, assert_same, first, local_data
 
 ROUNDS = 3
 
 
-@pytest.mark.parametrize("strategy", [Combining(), Combining(late=True), Combining("weighted")])
+@pytest.mark.parametrize(
+    "strategy", [Combining(), Combining(late=True), Combining("weighted"), Trimmed(0.3)]
+)
 def test_the_server_combines_as_the_simulator_does(strategy, fed, monkeypatch):
     monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(combine, "PIECE", 300)

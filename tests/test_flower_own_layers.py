@@ -12,6 +12,7 @@ from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays
 from fedmaba.simulation import engine
 from fedmaba.simulation.parts.own_layers import OWN
+from fedmaba.strategies import FedBABU, FedRep, LGFedAvg
 from flower_grid import LocalGrid
 from flower_sites import assert_same, local_data
 from plain_loop import mlp
@@ -41,7 +42,9 @@ def federated(fed, folder, strategy, rounds=ROUNDS, own=None, **options):
 
 
 @pytest.mark.parametrize(
-    "strategy", [Heads("5.*"), Heads("1.*", late=True, lean=0.2)], ids=["last", "first"]
+    "strategy",
+    [Heads("5.*"), Heads("1.*", late=True, lean=0.2), FedRep(epochs=1), LGFedAvg(), FedBABU()],
+    ids=lambda strategy: strategy.label(),
 )
 def test_sites_train_what_the_simulator_trains_over_restarts(strategy, fed, tmp_path):
     plan = engine.Plan(ROUNDS, minibatch=4, eval_every=ROUNDS)

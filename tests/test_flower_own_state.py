@@ -16,7 +16,6 @@ from fedmaba.deploy.settings import FederationSettings
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app
 from fedmaba.simulation import engine
-from fedmaba.strategies.base import PERSONAL
 from flower_sites import CONFIG, assert_same, first, local_data
 from plain_loop import one
 from test_flower_kept_vectors import grid_of, kept_file
@@ -29,6 +28,7 @@ SPECS = (
     "ditto:server=scaffold",
     "local",
     "eagle:lam=3",
+    "moon",
 )
 HALF = {"fraction_train": 0.6, "seed": 3}  # 3 of 5 sites in each round
 
@@ -73,8 +73,7 @@ def kept_by(strategy, folder, c, weights):
         server.federation, server.round + 1, server.last_counted.get(f"site-{c}", 0)
     )
     zeros = {n: np.zeros_like(w) for n, w in weights.items()}
-    first = dict.fromkeys(local.keep, zeros)
-    first |= {} if local.personal is None else {PERSONAL: weights}
+    first = dict.fromkeys(local.keep, zeros) | dict.fromkeys(local.models_kept, weights)
     return KeptVectors(folder / f"kept-{c}", f"site-{c}").load(told, first)
 
 
@@ -100,9 +99,10 @@ def test_models_and_what_sites_keep_are_the_simulators(spec, options, fed, tmp_p
     assert_kept(strategy, tmp_path, kept, started)
 
 
-def test_a_site_whose_first_round_comes_late_begins_as_all_began(fed, tmp_path):
+@pytest.mark.parametrize("spec", ["ditto", "moon"])
+def test_a_site_whose_first_round_comes_late_begins_as_all_began(spec, fed, tmp_path):
     grid = grid_of(fed, tmp_path)
-    run("ditto", fed, grid, **HALF)
+    run(spec, fed, grid, **HALF)
     asked = [m.content["config"] for m in grid.sent if m.metadata.message_type == "train"]
     late = [task for task in asked if "first-model" in task]
     assert late  # else this test would show nothing

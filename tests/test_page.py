@@ -164,6 +164,8 @@ def test_a_click_on_a_client_opens_it(page, real):
     name = re.match(r"client (\d+), seed (\d)", after)
     assert name
     assert page.js("return document.querySelector('#client-which').value") == name[1]
+    away = {"type": "mouseMoved", "x": 0, "y": 0}  # so that it points at no bar
+    page.driver.execute_cdp_cmd("Input.dispatchMouseEvent", away)
     page.choose("#client-which", "3")
     assert page.texts("#client-text")[0].startswith("client 3,")
     page.key("#fig-gains", "ArrowRight")

@@ -5,7 +5,7 @@ Numbers by hand are of the clients of test_paper: losses w^2/2 and 3/2 (w - 2)^2
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 import numpy as np
@@ -13,12 +13,15 @@ import pytest
 from scipy.optimize import linprog
 
 from fedmaba.errors import InputError
+from fedmaba.simulation.engine import Run, simulate, start
 from fedmaba.strategies import GIFAIR, AAggFF, AdaFed, DeltaFL, FedGini
 from fedmaba.strategies.aaggff import cumulative
+from fedmaba.strategies.base import Decision, Needs, Strategy
 from fedmaba.strategies.combine import count_of_share
 from fedmaba.strategies.krum import Krum, MultiKrum, krum_scores
 from plain_loop import PLAN, Plain, apart, mlp, one, played, vector
 from test_paper import play, told
+from thread_ranks import on_two_ranks
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 RNG = np.random.default_rng(0)
@@ -315,3 +318,51 @@ def test_the_form_for_all_clients_refuses_a_part_and_new_ones():
 def test_hyper_parameters_out_of_range_are_refused(spec, rule):
     with pytest.raises(InputError, match=f"{spec.partition(':')[0]}: {rule}="):
         one(spec)
+
+
+# losses at two moments
+
+
+@dataclass(frozen=True)
+class Gains(Strategy):
+    """equal weights; records what clients told of their losses"""
+
+    name = "gains"
+    asks: str = "start"
+    after: bool = True
+
+    def needs(self):
+        return Needs(self.asks, loss_after=self.after)
+
+    def weigh(self, state, replies):
+        told = {"loss": replies.loss} | ({"after": replies.loss_after} if self.after else {})
+        return Decision(
+            np.full(len(replies.client), 1 / len(replies.client)),
+            state,
+            {f"{name}{i}": v for name, values in told.items() for i, v in enumerate(values)},
+        )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_strategy_sees_losses_before_and_after_training(ranks, fed):
+    plan = replace(PLAN, participants=3, chunk=2)
+    both = [Gains(), Gains("mean"), Gains("start", after=False), Gains("end", after=False)]
+
+    def begin():
+        return start([Run(s, 3, fed) for s in both], plan, mlp)
+
+    if ranks == 2:
+        on_two_ranks(begin)
+        return
+    for shot in simulate(begin()):
+        start_too, mean_too, before, after = (r.info for r in shot.rounds)
+        for i in range(3):
+            assert start_too[f"loss{i}"] == pytest.approx(before[f"loss{i}"], rel=1e-12)
+            assert start_too[f"after{i}"] == pytest.approx(after[f"loss{i}"], rel=1e-12)
+            assert mean_too[f"after{i}"] == pytest.approx(after[f"loss{i}"], rel=1e-12)
+            assert before[f"loss{i}"] != after[f"loss{i}"]
+
+
+def test_the_same_loss_is_not_asked_for_twice():
+    with pytest.raises(InputError, match="loss='end' is the same number"):
+        Needs("end", loss_after=True)

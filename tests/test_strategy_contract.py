@@ -85,6 +85,7 @@ FORGOTTEN = {
     "steps": (helper, "steps=True", np.ones(2)),
     "groups": (lambda r: compared(r.groups), "groups=True", np.ones((2, 2, 2, 2))),
     "alone": (lambda r: np.asarray(r.alone, float) / 2, "alone=True", np.ones(2)),
+    "loss_after": (lambda r: r.loss_after / 2, "loss_after=True", np.ones(2)),
     "past_client": (
         lambda r: np.full(2, 0.5 + 0 * len(r.past_client)),
         "changes='gram', keep_rounds=1",
@@ -202,7 +203,7 @@ def test_unknown_fields_of_local_and_needs_are_named():
     told = refused(lambda self: Needs(gram=True), hook="needs")
     assert told == (
         "mine: needs(): unknown field of Needs 'gram': choose one of alone, changes, "
-        "first_steps, groups, keep_rounds, loss, steps, trials"
+        "first_steps, groups, keep_rounds, loss, loss_after, steps, trials"
     )
 
 
@@ -247,10 +248,15 @@ WRONG = [
     (Objective, {"name": ""}, "Objective(name=''): give a name"),
     (Objective, {"name": "x", "numbers": {"M": "2"}},
      "Objective(numbers['M']='2'): give a finite number"),
-    (Objective, {"name": "x", "sees": ("h",)},
-     "Objective(sees=('h',)): give names of models: (\"server\",) or ()"),
+    (Objective, {"name": "x", "sees": (3,)},
+     "Objective(sees=(3,)): give a tuple of words, as ('server',)"),
+    (Local, {"objective": Objective("x", sees=("h",))},
+     "Objective(sees='h'): no such model: choose among server"),
+    (Local, {"keep": {"h": Keep(mean=1, from_model=True)}},
+     "Local(keep['h']) begins as the initial model, and its mean is used, which begins as 0: "
+     "leave out from_model, or the mean"),
     (Objective, {"name": "x", "sees": "server"},
-     "Objective(sees='server'): give names of models: (\"server\",) or ()"),
+     "Objective(sees='server'): give a tuple of words, as ('server',)"),
     (Local, {"keep": {"server": Keep()}},
      "Local(keep='server'): this name is taken: choose another"),
     (Local, {"add_mean": {"server": 1.0}},

@@ -56,9 +56,9 @@ class ServerState:
         self.moments = {} if self.optimiser is None else self.optimiser.start(flat)  # (P,) each
         # (P,) by name: the means over all sites of vectors that they keep
         self.means = {n: np.zeros_like(flat) for n in self.local.means}
-        # the model that sites' own models begin as, for those whose first round comes later
-        own = self.local.personal is not None
-        self.first = {n: a.copy() for n, a in self.model.items()} if own else {}
+        # the model that what sites keep begins as, for those whose first round comes later
+        models = self.local.models_kept
+        self.first = {n: a.copy() for n, a in self.model.items()} if models else {}
         self.private = private.private_rounds(settings)
 
     @property

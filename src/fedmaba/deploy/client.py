@@ -89,6 +89,8 @@ class LocalClient:
         chunk = Chunk(ONE, ONE, ONE, ONE, row.model, self._job(row), {0: row.new})
         train_clients(row.trainer, chunk)
         numbers |= row.numbers_of(chunk)
+        if "loss_after" in numbers_asked(task):
+            numbers["loss_after"] = self._mean_loss(row, clients_end(row.trainer, chunk, ONE))
         if moment == "mean":
             numbers["loss"] = float(chunk.summary[0, 0])
         if moment == "end":
@@ -161,8 +163,8 @@ class LocalClient:
         """Fill the columns of a row with what this site kept."""
         layout, first = row.trainer.rows.layout, row.named(row.columns)
         every = _arrays(layout, row.model)
-        if PERSONAL in first:
-            first[PERSONAL] |= _first_model(row.task, every)
+        for name in first.keys() & row.local.models_kept:
+            first[name] |= _first_model(row.task, every)
         kept = self.kept.load(row.kept_task, first, bool(row.local.means))
         for name, vector in kept.items():
             packed = layout.pack_named(_tensors(every | vector))[None].to(row.model.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -177,7 +178,11 @@ class RunGroup:
 
     def _forms(self) -> dict[str, tuple[str, ...]]:
         """By label, the layers that stay with clients: one computation has one form of models."""
-        return {label: self._named(label).local().own_layers for label in self.rows}
+        forms: dict[str, tuple[str, ...]] = dict.fromkeys(self.rows, ())
+        for label in self.rows:
+            with suppress(Exception):  # What is wrong with a user's strategy is said later.
+                forms[label] = self._named(label).local().own_layers
+        return forms
 
     def history(self, finished: Sequence[tuple[Experiment, History]]) -> History:
         """All runs of the folder, or of these experiments where nothing was written."""

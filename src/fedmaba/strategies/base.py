@@ -77,6 +77,7 @@ class Replies:
     groups: IntArray | None = None  # (m, G, 2, 2) training examples by group, label, prediction
     alone: FloatArray | None = None  # (m,)     mean loss of the participant's own model over the
     #                                           steps of its training, where Needs.alone asks
+    loss_after: FloatArray | None = None  # (m,) training losses after training, besides `loss`
     loss_noise: float = 0.0  #                  standard deviation of the noise on each loss, where
     #                                           privacy adds some
 
@@ -146,6 +147,7 @@ class ClientNumber:
 CLIENT_NUMBERS = {  # besides the loss
     "steps": ClientNumber("numbers of local steps", of_training=False, limits=(1e-3, 1e9)),
     "alone": ClientNumber("losses of the clients' own models"),
+    "loss_after": ClientNumber("losses after training"),
 }
 
 
@@ -180,6 +182,7 @@ class Needs:
     )
     alone: bool = False  #                       the training loss of each participant's own model,
     #                                            where `Local.personal` gives it one
+    loss_after: bool = False  #                  training losses after training, besides `loss`
     trials: bool = field(  #                     training losses after steps of several lengths, for
         #                                        `Strategy.search`
         default=False,
@@ -205,6 +208,10 @@ class Needs:
             raise InputError(
                 "Needs(first_steps=True): their weights must be known before training: leave out "
                 "changes, and take loss='start'"
+            )
+        if self.loss_after and self.loss == "end":
+            raise InputError(
+                "Needs(loss_after=True): loss='end' is the same number: leave one of them out"
             )
         if self.trials and self.early:
             raise InputError(

@@ -37,7 +37,7 @@ class Objective:
         given = records.as_dict("Objective(numbers", self.numbers)
         numbers = {n: records.as_number(f"Objective(numbers[{n!r}]", v) for n, v in given.items()}
         object.__setattr__(self, "numbers", numbers)
-        object.__setattr__(self, "sees", records.as_words("Objective(sees", self.sees))
+        object.__setattr__(self, "sees", records.as_words("Objective(sees", self.sees, SERVER))
 
     @property
     def own(self) -> bool:
@@ -127,7 +127,7 @@ class Local:
         fits: dict[str, Any] = {
             "prox": _prox(self.prox),
             "full_batch": records.as_truth("Local(full_batch", self.full_batch),
-            "own_layers": records.as_words("Local(own_layers", self.own_layers),
+            "own_layers": records.as_words("Local(own_layers", self.own_layers, "head.*"),
         }
         self._check_phases()
         for name, kind in (("objective", Objective), ("personal", Personal)):
@@ -205,6 +205,12 @@ class Local:
     def keeps(self) -> bool:
         """Whether clients keep something between rounds."""
         return bool(self.keep or self.personal or self.own_layers)
+
+    @property
+    def models_kept(self) -> set[str]:
+        """What clients keep that begins as the initial model."""
+        own = [] if self.personal is None else [PERSONAL]
+        return {*own, *(name for name, rule in self.keep.items() if rule.from_model)}
 
     @property
     def means(self) -> tuple[str, ...]:

@@ -68,10 +68,10 @@ def as_truth(where: str, value: Any) -> bool:
     return bool(value)
 
 
-def as_words(where: str, value: Any) -> tuple[str, ...]:
+def as_words(where: str, value: Any, example: str) -> tuple[str, ...]:
     """The value of a field that must be some words."""
     if not isinstance(value, list | tuple) or not all(isinstance(w, str) and w for w in value):
-        raise wrong_value(where, value, "give a tuple of words, as ('head.*',)")
+        raise wrong_value(where, value, f"give a tuple of words, as ({example!r},)")
     return tuple(value)
 
 

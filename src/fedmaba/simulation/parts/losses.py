@@ -21,7 +21,7 @@ class Losses(Part):
 
     @classmethod
     def has(cls, setting: Setting, r: int) -> bool:
-        return setting.needs[r].loss != "none"
+        return setting.needs[r].loss != "none" or setting.needs[r].loss_after
 
     def numbers(self, batch: Batch, work: Work, moment: Moment) -> Mapping[int, Mapping[str, Host]]:
         """Losses at the servers' models, on training or on validation examples."""
@@ -36,9 +36,10 @@ class Losses(Part):
     def collect(self, batch: Batch, work: Work, chunk: Chunk) -> None:
         for c in work.late:
             mine = np.flatnonzero(chunk.run == c.r)
-            if c.needs.loss not in ("mean", "end") or not len(mine):
-                continue
-            place, value = chunk.place[mine], take_rows(chunk.summary[0], mine)
-            if c.needs.loss == "end":
-                value = end_losses(batch, c, place, clients_end(batch.trainer, chunk, mine))
-            work.tell(c, "loss", place, start_fetch(value))
+            place = chunk.place[mine]
+            if c.needs.loss == "mean" and len(mine):
+                work.tell(c, "loss", place, start_fetch(take_rows(chunk.summary[0], mine)))
+            name = "loss" if c.needs.loss == "end" else "loss_after" if c.needs.loss_after else ""
+            if name and len(mine):
+                end = end_losses(batch, c, place, clients_end(batch.trainer, chunk, mine))
+                work.tell(c, name, place, start_fetch(end))
