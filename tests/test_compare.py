@@ -37,6 +37,7 @@ def test_every_option_reaches_the_engine(tiny_npz):
     told = dataclasses.asdict(session.batch.plan)
     told |= told.pop("optimiser")
     rest = {"steps": None, "lr_decay": 0.999, "momentum": 0.0, "augment": None, "privacy": None}
+    rest["own_layers"] = ()
     assert told == want | rest
     plain = experiment.prepare(
         asked(tiny_npz, train__lr_decay=0.98, train__momentum=0.4, train__optimiser="nesterov")

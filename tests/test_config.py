@@ -62,6 +62,7 @@ TYPED = {
     "train.epsilon": ("1e-6", 1e-6),
     "train.clip": ("2", 2.0),
     "train.augment": ("flip,crop:4", "flip,crop:4"),
+    "train.own_layers": ("last", "last"),
     "attack.does": ("loss=x3", "loss=x3"),
     "attack.share": ("20%", "20%"),
     "dp": ("epsilon=8,clip=2", DP(epsilon=8, clip=2)),

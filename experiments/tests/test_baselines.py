@@ -108,7 +108,10 @@ def test_every_strategy_of_the_package_has_four_trials(name):
     target = targets.load_target(name)
     trials = [(job.experiment.train.lr, label) for job in target.jobs for label in job.strategies]
     rows = {targets.row_of(label) for _, label in trials}
-    assert rows == strategies.REGISTRY.keys() - {"fairfed"}  # which needs groups of people
+    later = {"fedntd", "moon", "median", "trimmed", "krum", "multikrum"}
+    later |= {"fedper", "fedrep", "lgfedavg", "fedbabu"}
+    # fairfed needs groups of people; the later ones came after these runs
+    assert rows == strategies.REGISTRY.keys() - {"fairfed", *later}
     for row in rows:
         assert len({t for t in trials if targets.row_of(t[1]) == row}) == 4
     for job in target.jobs:
