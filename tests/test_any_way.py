@@ -44,6 +44,9 @@ CASES = {
         replace(SOME, chunk=2, server_momentum=0.3),
         mlp,
     ),
+    "in turn": (["fedper", "fedrep:epochs=1", "fedrep:epochs=2", "fedbabu"], SOME, mlp),
+    "seen": (["fedavg", "fedntd", "moon", "moon:mu=0.3"], replace(SOME, chunk=2), mlp),
+    "robust": (["median", "trimmed:share=0.3", "krum", "multikrum", "fedavg"], SOME, mlp),
     "local norms": (["fedavg", "fedmaba"], replace(NORMS, batchnorm="local"), norm_net),
     "mean norms": (["fedavg", "fedmaba"], replace(NORMS, batchnorm="average"), norm_net),
 }
@@ -113,7 +116,10 @@ def test_rounds_that_are_replayed_give_the_same(name, kind, fed):
     assert_close(found, ended(begun(name, fed)))
 
 
-@pytest.mark.parametrize("name", ["vectors", "heads", "first layers", "combined"])
+TWO_RANKS = ["vectors", "heads", "combined", "in turn", "seen", "robust"]
+
+
+@pytest.mark.parametrize("name", [*TWO_RANKS, pytest.param("first layers", marks=pytest.mark.slow)])
 def test_two_ranks_give_the_same(name, fed):
     wanted = ended(begun(name, fed))
     for batch in on_two_ranks(lambda: begun(name, fed)):
