@@ -158,6 +158,14 @@ def one_for_all(losses, outputs, y, others, numbers):
     return losses.mean()
 
 
+def cut_off(losses, outputs, y, others, numbers):
+    return outputs.detach().square().sum(-1)
+
+
+def undefined(losses, outputs, y, others, numbers):
+    return losses + (outputs[:, 0] - outputs[:, 0]).sqrt() * torch.inf
+
+
 def three(losses, outputs, y):
     return losses
 
@@ -174,6 +182,8 @@ def three(losses, outputs, y):
         (Objective("toys:distil", {"lam": 1.0, "T": 1.0}), "KeyError: 'server'"),
         (Objective("test_objectives:broken"), "RuntimeError"),
         (Objective("test_objectives:one_for_all"), "gave (2,): it must give one loss for each"),
+        (Objective("test_objectives:cut_off"), "gave a loss that no gradient reaches"),
+        (Objective("test_objectives:undefined"), "gave nan at the initial model"),
         (Objective("propfair", {"m": 5.0}), "KeyError: 'M'"),
     ],
 )

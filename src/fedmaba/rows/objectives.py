@@ -76,15 +76,18 @@ def check(
     out = rows.outputs(
         flat[:1].expand(2, -1), trees.mapped(lambda v: v[None, :3].expand(2, *v[:3].shape), x)
     )
-    targets = y[None, :3].expand(2, *y[:3].shape)
-    losses, others = rows.losses(out, targets), dict.fromkeys(sees, out.detach())
+    targets, others = y[None, :3].expand(2, *y[:3].shape), dict.fromkeys(sees, out.detach())
+    with torch.enable_grad():
+        out = out.detach().requires_grad_()
+        losses = rows.losses(out, targets)
     tensors = {n: torch.full_like(losses[:, 0], value) for n, value in numbers.items()}
     tried = RowObjective(found.function, tensors, {} if found.of_outputs else None)
     try:
         if found.of_outputs:
-            got = tried.losses(losses, out, targets, others)
+            with torch.enable_grad():
+                got = tried.losses(losses, out, targets, others)
         else:
-            got, losses = tried.factor(losses[:, 0]), losses[:, 0]
+            got, losses = tried.factor(losses[:, 0].detach()), losses[:, 0]
     except FedmabaError:
         raise
     except Exception as error:  # user code can raise anything
@@ -93,6 +96,16 @@ def check(
     if shape != tuple(losses.shape):
         what = "loss for each example" if found.of_outputs else "factor for each row"
         raise InputError(f"objective {name!r} gave {shape}: it must give one {what}")
+    if len(wrong := got.detach()[~got.isfinite()]):
+        raise InputError(
+            f"objective {name!r} gave {float(wrong[0])} at the initial model: keep logarithms and "
+            "quotients away from 0"
+        )
+    if found.of_outputs and not got.requires_grad:
+        raise InputError(
+            f"objective {name!r} gave a loss that no gradient reaches: make it of the outputs, "
+            "without detach() or no_grad()"
+        )
 
 
 def propfair(loss: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
