@@ -332,10 +332,12 @@ def test_every_public_name_resolves():
 
 
 def test_importing_the_package_is_quick_and_light():
-    """Neither torch nor NumPy; and the light half of the package works without torch."""
+    """Neither torch nor NumPy, for strategies NumPy alone; the light half works without torch."""
     code = (
         "import sys, fedmaba; heavy = {'torch', 'numpy', 'pydantic', 'typer'} & set(sys.modules);"
         "assert not heavy, heavy;"
+        "fedmaba.FedMABA; light = {'torch', 'pydantic', 'typer', 'rich', 'jinja2'};"
+        "assert not light & set(sys.modules), sys.modules;"
         "import fedmaba.results.run_folder, fedmaba.data.federation, fedmaba.cli;"
         "import fedmaba.experiment.config;"
         "fedmaba.load_history, fedmaba.Federation, fedmaba.FedMABA;"
