@@ -32,6 +32,9 @@ STRATEGIES = [
     "mifa", "eagle",
     # kept changes in layers, moments of the server, steps that are tried
     "fedlf:tau=2", "fedadam", "fedmdfg",
+    # other losses, rules of the server, layers that stay with clients
+    "fedntd", "moon", "median", "trimmed:share=0.3", "multikrum",
+    "fedper:layers=*.bias", "fedrep:layers=*.bias,epochs=1", "fedbabu:layers=*.bias",
 ]  # fmt: skip
 
 
