@@ -21,7 +21,8 @@ SIMULATED = ["scaffold", "ditto", "local", "fairfed", "fedeba", "mifa", "fedmdfg
 KEEPING = ["feddyn", "fednova", "eagle"]  # sites keep something, or say how many steps they took
 OTHERS = [name for name, kind in REGISTRY.items() if kind().needs().changes != "none"]
 OTHERS.remove("fedmdfg")
-SUMMED = [name for name in REGISTRY if name not in SIMULATED + KEEPING + OTHERS]
+RULES = ["median", "trimmed"]  # which sums cannot say, see test_flower_combine
+SUMMED = [name for name in REGISTRY if name not in SIMULATED + KEEPING + OTHERS + RULES]
 SUMMED += ["fedmaba:loss_at=mean", "fedmaba:loss_at=end,eta_s=2", "term:normalise=reference"]
 
 

@@ -1,6 +1,7 @@
 """Layers that stay with clients, by patterns of names: rows are the plain loop everywhere."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -246,3 +247,20 @@ def test_strategies_that_keep_other_layers_are_computed_apart(tmp_path):
 )
 def test_layers_that_cannot_be_kept_are_refused_before_the_run(words, line, refused):
     assert line in refused("compare", *words, "--clients", "10", "--rounds", "1")
+
+
+def test_a_class_of_the_users_that_keeps_layers_runs_beside_others(call):
+    Path("mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import fedmaba\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Own(fedmaba.FedMABA):\n"
+        '    """FedMABA of clients with heads of their own"""\n\n'
+        '    name = "own"\n\n'
+        "    def local(self):\n"
+        '        return fedmaba.Local(own_layers=("last",), own_epochs=1)\n'
+    )
+    words = ("--clients", "10", "--rounds", "1", "--seeds", "1", "--out", "run")
+    done = call("compare", "fedavg", "mine.Own", *words)
+    assert done.code == 0, done.err
+    assert [run.label for run in fedmaba.load_history("run").runs] == ["fedavg", "own"]

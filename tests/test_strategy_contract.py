@@ -245,7 +245,7 @@ WRONG = [
     (Local, {"prox": np.ones((2, 1))},
      "Local(prox=array([[1.], [1.]])): give one number, or one for each client"),
     (Local, {"objective": 3}, "Local(objective=3): give fedmaba.Objective(...), or None"),
-    (Objective, {"name": ""}, "Objective(name=''): give a name"),
+    (Objective, {"name": ""}, "Objective(name=''): give a name, as 'mine:loss'"),
     (Objective, {"name": "x", "numbers": {"M": "2"}},
      "Objective(numbers['M']='2'): give a finite number"),
     (Objective, {"name": "x", "sees": (3,)},

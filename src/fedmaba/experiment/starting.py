@@ -179,9 +179,11 @@ class RunGroup:
     def _forms(self) -> dict[str, tuple[str, ...]]:
         """By label, the layers that stay with clients: one computation has one form of models."""
         forms: dict[str, tuple[str, ...]] = dict.fromkeys(self.rows, ())
-        for label in self.rows:
+        own = self.objects or {}
+        for label, words in self.rows.items():
             with suppress(Exception):  # What is wrong with a user's strategy is said later.
-                forms[label] = self._named(label).local().own_layers
+                strategy = own.get(label) or strategies.parse(words)[0]
+                forms[label] = strategy.local().own_layers
         return forms
 
     def history(self, finished: Sequence[tuple[Experiment, History]]) -> History:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,30 +83,66 @@ def check(
         losses = rows.losses(out, targets)
     tensors = {n: torch.full_like(losses[:, 0], value) for n, value in numbers.items()}
     tried = RowObjective(found.function, tensors, {} if found.of_outputs else None)
-    try:
-        if found.of_outputs:
-            with torch.enable_grad():
-                got = tried.losses(losses, out, targets, others)
-        else:
-            got, losses = tried.factor(losses[:, 0].detach()), losses[:, 0]
-    except FedmabaError:
-        raise
-    except Exception as error:  # user code can raise anything
-        raise user_code.error_in_user_code(f"objective {name!r}", error) from error
-    shape = tuple(got.shape) if isinstance(got, Tensor) else type(got).__name__
-    if shape != tuple(losses.shape):
-        what = "loss for each example" if found.of_outputs else "factor for each row"
-        raise InputError(f"objective {name!r} gave {shape}: it must give one {what}")
-    if len(wrong := got.detach()[~got.isfinite()]):
+    if found.of_outputs:
+        _check_of_outputs(name, tried, (losses, out, targets, others))
+    else:
+        _tried(name, lambda: tried.factor(losses[:, 0].detach()), (2,), "factor for each row")
+
+
+def _check_of_outputs(name: str, tried: RowObjective, given: tuple[Any, ...]) -> None:
+    """Refuse an objective of outputs that fails on one row, on some of its examples, or on two."""
+    losses, out, targets = (v[0].detach() for v in given[:3])
+    others = {model: v[0] for model, v in given[3].items()}
+    numbers = {number: v[0] for number, v in tried.numbers.items()}
+
+    def of_first(k: int) -> Tensor:
+        """The losses of the first examples of a row."""
+        seen = {model: v[:k] for model, v in others.items()}
+        call = partial(tried.function, losses[:k], out[:k], targets[:k], seen, numbers)
+        return _tried(name, call, (k,), "loss for each example")
+
+    if not torch.allclose(of_first(len(losses))[:1], of_first(1)):
         raise InputError(
-            f"objective {name!r} gave {float(wrong[0])} at the initial model: keep logarithms and "
-            "quotients away from 0"
+            f"objective {name!r} gives an example another loss in another minibatch: make the loss "
+            "of each example from that example alone"
         )
-    if found.of_outputs and not got.requires_grad:
+    try:
+        with torch.enable_grad():
+            together = tried.losses(*given)
+    except Exception as error:  # user code can raise anything
+        raise InputError(
+            f"objective {name!r} cannot be called for many clients at once by torch.vmap: leave "
+            "out .item(), and `if` on values of tensors"
+        ) from error
+    if not together.requires_grad:
         raise InputError(
             f"objective {name!r} gave a loss that no gradient reaches: make it of the outputs, "
             "without detach() or no_grad()"
         )
+
+
+def _tried(name: str, call: Callable[[], object], shape: tuple[int, ...], what: str) -> Tensor:
+    """What an objective gives; refused where it fails, or gives something of another shape."""
+    try:
+        got = call()
+    except FedmabaError:
+        raise
+    except KeyError as error:
+        raise InputError(
+            f"objective {name!r} reads {error.args[0]!r}, which is neither among its numbers nor "
+            "among the models that it sees: name it in Objective(...)"
+        ) from error
+    except Exception as error:  # user code can raise anything
+        raise user_code.error_in_user_code(f"objective {name!r}", error) from error
+    if not isinstance(got, Tensor) or tuple(got.shape) != shape:
+        gave = f"shape {tuple(got.shape)}" if isinstance(got, Tensor) else type(got).__name__
+        raise InputError(f"objective {name!r} gave {gave}, not {shape}: it must give one {what}")
+    if len(wrong := got[~got.isfinite()]):
+        raise InputError(
+            f"objective {name!r} gave {float(wrong[0])} at the initial model: keep logarithms and "
+            "quotients away from 0"
+        )
+    return got
 
 
 def propfair(loss: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:

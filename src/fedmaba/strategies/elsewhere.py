@@ -13,7 +13,8 @@ CLOSEST = {  # what a user can run instead, by how the method's name is usually 
     "multikrum, median or trimmed": "bulyan rfa geomed centeredclip cclip fltrust foolsgold",
     "mifa": "fedvarp fedlaavg",
     "scaffold or fedavgm": "fedcm fedacg mime fedspeed fedsam",
-    "local, beside fedavg": "fedproto fedala fedfomo ifca pfedhn fedgen fedmd lotteryfl",
+    "fedntd, or local": "fedproto fedmd fedgen",
+    "local, beside fedavg": "fedala fedfomo ifca pfedhn lotteryfl",
 }
 
 

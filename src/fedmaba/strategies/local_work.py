@@ -33,7 +33,7 @@ class Objective:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise records.wrong_value("Objective(name", self.name, "give a name")
+            raise records.wrong_value("Objective(name", self.name, "give a name, as 'mine:loss'")
         given = records.as_dict("Objective(numbers", self.numbers)
         numbers = {n: records.as_number(f"Objective(numbers[{n!r}]", v) for n, v in given.items()}
         object.__setattr__(self, "numbers", numbers)
