@@ -1,4 +1,4 @@
-"""How fast strategies are whose clients keep something, beside FedAvg, in one process.
+"""How fast strategies are whose clients or server do more, beside FedAvg, in one process.
 
 The strategies take turns of some rounds each, so that other work on the machine slows all of them
 alike. Before the first round of a turn, and not later, a GPU waits for the host: so turns are not
@@ -22,8 +22,11 @@ from fedmaba import strategies
 from fedmaba.data.federation import Federation
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 
-SPECS = ("fedavg", "scaffold", "feddyn", "ditto", "scaffold:option=I", "fednova", "local")
-NEEDED = {"scaffold": 0.7, "feddyn": 0.7, "ditto": 0.4}  # of FedAvg's rate
+# Of FedAvg's rate. A backward pass takes two forward passes: FedNTD adds one to its three, MOON
+# two; FedRep passes over the data twice. Of these, half the rate that their passes would leave.
+NEEDED = {"scaffold": 0.7, "feddyn": 0.7, "ditto": 0.4}
+NEEDED |= {"fedntd": 0.375, "moon": 0.3, "fedrep:epochs=1": 0.25, "median": 0.5}
+SPECS = ("fedavg", *NEEDED, "scaffold:option=I", "fednova", "local")
 JOBS = {  # model, images per client, runs, participants of 100, precision, rounds of a turn
     "cuda": {
         "mlp, 33 runs x 100 clients": ("mlp", 600, 33, None, "tf32", 15),
