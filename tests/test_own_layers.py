@@ -1,5 +1,6 @@
 """Layers that stay with clients, by patterns of names: rows are the plain loop everywhere."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -243,6 +244,10 @@ def test_strategies_that_keep_other_layers_are_computed_apart(tmp_path):
         (["fedavg", "--own-layers", "nix"], "own_layers='nix' fits no weight: its weights are 1."),
         (["fedper:layers=nix"], "own_layers='nix' fits no weight: its weights are 1."),
         (["fedper", "--own-layers", "last"], "it says itself which layers stay with clients"),
+        (["fedavg", "--own-layers", ""], "own layers '': name weights, as last or fc1.*+fc2.*"),
+        (["fedrep:layers=+"], "own layers '+': name weights"),
+        (["fedavg", "--own-layers", "last+!"], "own layers 'last+!': name weights"),
+        (["local", "--own-layers", "last"], "clients train alone, without a server's model"),
     ],
 )
 def test_layers_that_cannot_be_kept_are_refused_before_the_run(words, line, refused):
@@ -264,3 +269,18 @@ def test_a_class_of_the_users_that_keeps_layers_runs_beside_others(call):
     done = call("compare", "fedavg", "mine.Own", *words)
     assert done.code == 0, done.err
     assert [run.label for run in fedmaba.load_history("run").runs] == ["fedavg", "own"]
+
+
+def test_a_run_says_what_stays_with_clients_and_what_a_loss_reads(call, tmp_path):
+    words = ("--clients", "10", "--rounds", "1", "--seeds", "1")
+    told = call("compare", "fedper", *words).err
+    assert "own layers: 5.weight, 5.bias stay with clients, who are judged with their own" in told
+    told = call("compare", "moon", "fedntd", *words).err
+    assert "moon: each local step also reads 2 other models" in told
+    assert "fedntd: each local step also reads another model" in told
+
+
+@pytest.mark.parametrize("spec", ["fedrep", "moon", "median", "trimmed", "krum"])
+def test_a_built_in_strategy_that_python_began_is_resumed_by_a_command(spec, tmp_path):
+    fedmaba.compare(spec, out=tmp_path / "run", clients=5, rounds=1, seeds=1, progress=False)
+    assert json.loads((tmp_path / "run" / "about.json").read_text())["python"] is False

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from fedmaba.data.attack import Attack
+from fedmaba.data.federation import attacked
 from fedmaba.errors import InputError
 from fedmaba.simulation.engine import Run, simulate, start
 from fedmaba.strategies import GIFAIR, AAggFF, AdaFed, DeltaFL, FedGini
@@ -335,7 +337,8 @@ class Gains(Strategy):
         return Needs(self.asks, loss_after=self.after)
 
     def weigh(self, state, replies):
-        told = {"loss": replies.loss} | ({"after": replies.loss_after} if self.after else {})
+        told = {} if replies.loss is None else {"loss": replies.loss}
+        told |= {"after": replies.loss_after} if self.after else {}
         return Decision(
             np.full(len(replies.client), 1 / len(replies.client)),
             state,
@@ -366,3 +369,13 @@ def test_a_strategy_sees_losses_before_and_after_training(ranks, fed):
 def test_the_same_loss_is_not_asked_for_twice():
     with pytest.raises(InputError, match="loss='end' is the same number"):
         Needs("end", loss_after=True)
+
+
+@pytest.mark.parametrize("asks", ["start", "none"])
+def test_who_lies_of_its_loss_lies_of_that_after_training_too(asks, fed):
+    hostile = attacked({3: fed}, Attack(times=3.0), 0.4)[3]
+    runs = [Run(Gains(asks), 3, one_fed) for one_fed in (fed, hostile)]
+    plan = replace(PLAN, rounds=1)
+    true, told = (next(simulate(start([run], plan, mlp))).rounds[0].info for run in runs)
+    for i, lies in enumerate(hostile.hostile.who):
+        assert told[f"after{i}"] == pytest.approx(true[f"after{i}"] * (3 if lies else 1))

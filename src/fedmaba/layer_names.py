@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from fedmaba.errors import InputError
+
 LAST = "last"  # as a pattern: the weights of the last module
 
 
 def patterns(words: str) -> tuple[str, ...]:
     """The patterns of weights that are joined by a plus, as in `fc1.*+fc2.*`."""
-    return tuple(filter(None, words.split("+")))
+    found = tuple(words.split("+"))
+    if not all(one.strip("! ") for one in found):
+        raise InputError(f"own layers {words!r}: name weights, as last or fc1.*+fc2.*")
+    return found
 
 
 def names_kept(pattern: str, names: Sequence[str]) -> set[str]:

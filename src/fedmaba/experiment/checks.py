@@ -17,6 +17,7 @@ from fedmaba.data import attack, datasets, partition, published
 from fedmaba.data.tables import Reading
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
+from fedmaba.layer_names import patterns
 from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.strategies import deployed
@@ -78,6 +79,7 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
         "train.schedule": parse_schedule,
         "train.step_schedule": partial(parse_schedule, what="step_schedule"),
         "train.augment": parse_augment,
+        "train.own_layers": patterns,
     }
     for name, read in words.items():
         value = _at(tree, name)

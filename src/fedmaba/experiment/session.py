@@ -324,7 +324,7 @@ def prepare(
     notes = data_notes(runs[0].federation, data, own.data is not None)
     notes += [*_model_notes(batch.rows.path), _task_note(data, histories[0].metric, asked)]
     notes += undefined
-    notes += _group_notes(batch)
+    notes += [*_group_notes(batch), *_local_notes(batch)]
     if private := mechanisms_of(batch):
         notes.append(mechanism.note(private))
     if together.count > 1:
@@ -389,13 +389,27 @@ def _model_notes(path: str) -> list[str]:
     return [f"model: {path}", *([advice] if "no row form" in path else [])]
 
 
+def _local_notes(batch: engine.Batch) -> list[str]:
+    """Which layers stay with clients, and what an objective that sees other models costs."""
+    notes = []
+    if batch.local[0].own_layers:
+        kept = batch.rows.layout.kept_names()
+        some = ", ".join(kept[:4]) + ", ..." * (len(kept) > 4)
+        notes.append(f"own layers: {some} stay with clients, who are judged with their own")
+    for run, local in zip(batch.runs, batch.local, strict=True):
+        if local.objective is not None and (many := len(local.objective.sees)):
+            what = "another model" if many == 1 else f"{many} other models"
+            notes.append(f"{run.strategy.label()}: each local step also reads {what}")
+    return list(dict.fromkeys(notes))
+
+
 def _code(strategy: Strategy) -> object:
     """What decides what a strategy does: its class, and functions of the user's own it names."""
     objective, rule = strategy.local().objective, strategy.combine()
     named: list[object] = []
     if objective is not None and objective.own:
         named.append(objectives.find(objective.name).function)
-    if rule is not None:
+    if rule is not None and rule.own:
         named.append(combine.find(rule.name))
     return (type(strategy), *named) if named else type(strategy)
 
@@ -499,7 +513,7 @@ def _plan(experiment: Experiment) -> engine.Plan:
         step_schedule=train.step_schedule,
         optimiser=engine.Optimiser.from_settings(train),
         augment=train.augment,
-        own_layers=patterns(train.own_layers or ""),
+        own_layers=() if train.own_layers is None else patterns(train.own_layers),
         server_lr=server.lr,
         server_momentum=server.momentum,
         privacy=None if experiment.dp is None else Privacy.from_settings(experiment.dp),

@@ -41,6 +41,11 @@ class Combine:
         numbers = {n: records.as_number(f"Combine(numbers[{n!r}]", v) for n, v in given.items()}
         object.__setattr__(self, "numbers", numbers)
 
+    @property
+    def own(self) -> bool:
+        """Whether its function is the user's."""
+        return ":" in self.name
+
     def of(self, changes: Any, weights: Any, xp: Any) -> Any:  # (p,)
         """What the rule makes of changes (k, p) with weights (k,)."""
         return find(self.name)(changes, weights, self.numbers, xp)

@@ -21,5 +21,9 @@ class FedPer(SizeAverage):
     title: ClassVar[str] = "FedPer"
     layers: str = "last"  # patterns of their weights' names, joined by +
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.local()  # which refuses layers without a name
+
     def local(self) -> Local:
         return Local(own_layers=patterns(self.layers))

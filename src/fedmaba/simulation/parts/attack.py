@@ -41,9 +41,12 @@ class UpdateAttack(Part):
             chunk.summary = torch.stack([chunk.summary[0], chunk.end.sum(1)])
 
     def report(self, batch: Batch, work: Work, c: Cohort, seen: dict[str, Any]) -> None:
-        if c.run.federation.hostile is not None and "loss" in seen:
-            loss, others = c.run.federation.hostile.reported(c.client, seen["loss"], seen)
+        hostile = c.run.federation.hostile
+        if hostile is not None and "loss" in seen:
+            loss, others = hostile.reported(c.client, seen["loss"], seen)
             seen |= others | {"loss": loss}
+        if hostile is not None and "loss_after" in seen:
+            seen["loss_after"] = hostile.reported_losses(c.client, seen["loss_after"])
 
 
 def _multiply_changes(model: Tensor, w: Tensor, run: IntArray, factor: FloatArray) -> None:
