@@ -223,11 +223,11 @@ def test_limits_of_algorithms_that_keep_layers(fed):
 
 def test_strategies_that_keep_other_layers_are_computed_apart(tmp_path):
     asked = {"clients": 6, "rounds": 2, "seeds": 2, "progress": False}
-    mixed = ["fedavg", "fedrep:epochs=1", "fedmaba", "fedper"]
+    mixed = ["fedavg", "fedrep:epochs=1", "fedmaba", "fedper", "moon"]
     history = fedmaba.compare(mixed, out=tmp_path / "run", **asked)
     alone = fedmaba.compare(["fedavg", "fedmaba"], **asked)
     assert [row.label for row in history.summary()] == [
-        *("fedavg", "fedmaba", "fedrep:epochs=1", "fedper"),
+        *("fedavg", "fedmaba", "moon", "fedrep:epochs=1", "fedper"),
     ]
     rows = {(run.label, run.seed): run for run in history.runs}
     for run in alone.runs:
