@@ -270,7 +270,7 @@ def signals(count: int, seed: int, say: Say) -> Tally:
             if code == 130 and "resume with: fedmaba resume" in text:
                 stopped += 1
                 round_ = re.search(r"stopped after round (\d+);", text)
-                saved = sorted((here / "run" / "checkpoint").glob("*.ckpt"))
+                saved = sorted((here / "run").rglob("checkpoint/*.ckpt"))
                 if not round_ or not saved or int(saved[-1].stem) != int(round_[1]):
                     why = f"said {text!r}, saved {saved}"
             elif code in (128 + number, -number):

@@ -51,5 +51,9 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
 
 
 def _bits(folder: Path) -> dict[str, str]:
-    """All but the file that says how many threads were asked for."""
-    return {name: digest for name, digest in hashes(folder).items() if name != "experiment.toml"}
+    """All but the files that say how many threads were asked for."""
+    return {
+        name: digest
+        for name, digest in hashes(folder).items()
+        if Path(name).name != "experiment.toml"
+    }
