@@ -6,6 +6,8 @@ as the model of 784 inputs, 7,850 numbers. Each setting is a process of its own.
 the resident set after the federation was made, less what it was then.
 
     python benchmarks/memory.py          prints a line per setting, writes results/memory.json
+
+`--turnout` does the same where clients have chances, speeds and bandwidths (see WHO).
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
 CLASSES = 10
+WHO = {"available": "p=0.2..0.9", "dropout": "10%", "speed": "lognormal:0.5", "deadline": "1m"}
+WHO |= {"bandwidth": "lognormal:1"}
 SETTINGS = [  # strategy, clients, participants, inputs
     ("fedavg", 1_000_000, 10_000, 20),
     ("fedmaba", 1_000_000, 10_000, 20),
@@ -46,13 +50,14 @@ def peak() -> int:
 
 
 def measure(
-    spec: str, clients: int, participants: int, inputs: int, rounds: int, each: int
+    spec: str, clients: int, participants: int, inputs: int, rounds: int, each: int, turnout: bool
 ) -> dict[str, object]:
     """One setting, in this process."""
     from fedmaba import strategies
     from fedmaba.data import datasets
     from fedmaba.data.federation import Federation
     from fedmaba.simulation.engine import Plan, Run, simulate, start
+    from fedmaba.turnout.plan import Turnout
 
     rng = np.random.default_rng(0)
     n = clients * (each + 1)
@@ -67,9 +72,9 @@ def measure(
     before = resident()
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of making the data
     begun = time.perf_counter()
-    batch = start(
-        [run], Plan(rounds, participants=participants, eval_every=rounds, threads=1), "softmax"
-    )
+    who = Turnout.parse(WHO) if turnout else None
+    more = {"participants": participants, "eval_every": rounds, "threads": 1, "turnout": who}
+    batch = start([run], Plan(rounds, **more), "softmax")
     between = time.perf_counter()
     for _ in simulate(batch):
         pass
@@ -98,17 +103,19 @@ if __name__ == "__main__":
     parser.add_argument("--one", nargs=4, metavar=("STRATEGY", "CLIENTS", "PARTICIPANTS", "INPUTS"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--each", type=int, default=2, help="training examples of a client")
+    parser.add_argument("--turnout", action="store_true", help="chances, speeds and bandwidths")
     parser.add_argument("--out", default=RESULTS / "memory.json", type=Path)
     asked = parser.parse_args()
     if asked.one:
         spec, *sizes = asked.one
-        print(json.dumps(measure(spec, *map(int, sizes), asked.rounds, asked.each)))
+        print(json.dumps(measure(spec, *map(int, sizes), asked.rounds, asked.each, asked.turnout)))
         sys.exit()
     from cpu import about  # here: what is measured shall not hold torch before its own start
 
     found = []
     for setting in SETTINGS:
-        one = apart(*setting, "--rounds", asked.rounds, "--each", asked.each)
+        more = ["--turnout"] * asked.turnout
+        one = apart(*setting, "--rounds", asked.rounds, "--each", asked.each, *more)
         found.append(one)
         print(
             f"{setting[0]}, {setting[1]:,} clients, {setting[2]:,} a round, "

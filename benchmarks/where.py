@@ -19,7 +19,7 @@ from contextlib import closing
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedmaba.experiment import config, laboratory, session
+from fedmaba.experiment import laboratory, session
 from fedmaba.simulation import engine
 
 
@@ -34,7 +34,7 @@ def playing(name: str, rounds: int, device: str, dtype: str, model: str | None) 
         update={
             "seeds": seeds,
             "model": model or job.experiment.model,
-            "machine": config.parse_machine(device, dtype),
+            "machine": targets.parse_machine(device, dtype),
             "train": job.experiment.train.model_copy(update=changes),
             "eval": job.experiment.eval.model_copy(update={"every": rounds + 1}),
         }

@@ -15,6 +15,7 @@ distinguishable. A test compares pages and files.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -25,11 +26,10 @@ from pathlib import Path
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import document, figures, paired
+from fedmaba.report import document, figures, paired, plot_data
 from fedmaba.report.document import Cell, Grid
-from fedmaba.results import selection
 from fedmaba.results.history import History
-from fedmaba.results.run_history import TRAINING, GrowingArray, Model, RunHistory
+from fedmaba.results.run_history import GrowingArray, Model, RunHistory
 from laboratory import (
     archive,
     baseline_tables,
@@ -38,23 +38,29 @@ from laboratory import (
     paper,
     picks,
     reading_tables,
+    real_tables,
+    selection,
     target_tables,
     targets,
 )
 from laboratory import page as reproduction
 from laboratory import run as reproduce
 from laboratory.paper import name_of
+from laboratory.targets import Target
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
 LOG_PAGE = ROOT / "docs" / "reproduction-log.md"
 TABLE_PAGE = ROOT / "docs" / "reproduction-tables.md"
+ROBUST_PAGE = ROOT / "docs" / "robust-and-fair.md"
 FAIR_PAGE = ROOT / "docs" / "fair-to-the-end.md"
+REAL_PAGE = ROOT / "docs" / "real.md"
 DATA_PAGE = ROOT / "docs" / "data.md"  # with the tables of real federations
 PRIVACY_PAGE = ROOT / "docs" / "privacy.md"
 BASELINES_PAGE = ROOT / "docs" / "baselines.md"
 PAGES = (
-    *(PAGE, LOG_PAGE, TABLE_PAGE, FAIR_PAGE, DATA_PAGE, PRIVACY_PAGE, BASELINES_PAGE),
+    *(PAGE, LOG_PAGE, TABLE_PAGE, FAIR_PAGE, ROBUST_PAGE),
+    *(DATA_PAGE, PRIVACY_PAGE, BASELINES_PAGE, REAL_PAGE),
     ROOT / "README.md",
     *(ROOT / "docs" / name for name in ("performance-log.md", "algorithms/index.md")),
 )
@@ -193,7 +199,7 @@ def by_seed(
     if figure == "floor":
         return {run.seed: floor(run) for run in runs}
     if figure in fair_tables.LOSSES:
-        kept = [run for run in runs if TRAINING in run.tables]
+        kept = [run for run in runs if archive.TRAINING in run.tables]
         return {run.seed: float(fair_tables.losses(run)[figure][-1]) for run in kept}
     history = History(runs, share)
 
@@ -378,6 +384,58 @@ def which(batches: list[archive.ArchiveFile]) -> str:
     return document.markdown_table(Grid("which", title, head, body))
 
 
+def robust(batches: list[archive.ArchiveFile]) -> str:
+    """A table for each attack: what each row gives the honest clients, and its price."""
+    name, figures = "attacks-fashion-mnist", ("variance", "accuracy", "worst")
+    head = ["row", "seeds", "variance %²", "accuracy %", "worst 5 %"]
+    head += ["accuracy, minus FedAvg's", "worst 5 %, minus FedAvg's"]
+    out = []
+    for k, job in enumerate(target_of(name).jobs, 1):
+        body = []
+        for row in job.strategies:
+            at = [by_seed(f"{name}#{k}", row, f, "deployed", "last", batches) for f in figures]
+            base = [
+                by_seed(f"{name}#{k}", "fedavg", f, "deployed", "last", batches) for f in figures
+            ]
+            if not at[0]:
+                continue
+            levels = [document.number(paired.moments([*found.values()])[0]) for found in at]
+            spans = map(paired.difference, at[1:], base[1:])
+            apart = [Cell("") if row == "fedavg" else span_cell(span) for span in spans]
+            body.append([Cell(row), Cell(str(len(at[0]))), *levels, *apart])
+        if body:
+            out.append(document.markdown_table(Grid("robust", job.title, head, body)))
+    return "\n\n".join(out)
+
+
+FAIR = {  # robust rules with FedMABA's weights, and without
+    "fedmaba": "fedavg",
+    "trimmed:weights=fedmaba,share=0.3": "trimmed:share=0.3",
+    "rfa:weights=fedmaba": "rfa",
+    "cclip:weights=fedmaba": "cclip",
+    "multikrum:weights=fedmaba,share=0.3": "multikrum:share=0.3",
+    "nnm:share=0.3,rule=trimmed:share=0.3;weights=fedmaba": "nnm:share=0.3,rule=trimmed:share=0.3",
+}
+
+
+def fair_weights(batches: list[archive.ArchiveFile]) -> str:
+    """What FedMABA's weights change behind each robust rule, under the same seeds."""
+    name, figures = "attacks-fashion-mnist", ("variance", "accuracy", "worst")
+    body = []
+    for k, job in enumerate(target_of(name).jobs, 1):
+        for row, base in FAIR.items():
+            found, plain = (
+                [by_seed(f"{name}#{k}", one, f, "deployed", "last", batches) for f in figures]
+                for one in (row, base)
+            )
+            if found[0] and plain[0]:
+                spans = map(span_cell, map(paired.difference, found, plain))
+                body.append([Cell(job.title), Cell(base), Cell(str(len(found[0]))), *spans])
+    title = "With FedMABA's weights, minus the same rule with equal ones"
+    head = ["hostile", "rule", "seeds", "variance %²", "accuracy", "worst 5 %"]
+    return document.markdown_table(Grid("fair", title, head, body))
+
+
 def span_cell(span: paired.Interval) -> Cell:
     """A difference, bold where it is one."""
     return Cell(span.text(), rank=0 if span.distinguishable else 2)
@@ -388,7 +446,7 @@ def times(batches: list[archive.ArchiveFile]) -> str:
     head = ["command", "runs of its own", "client updates", "wall time, s", "client updates/s"]
     body = []
     for name in targets.names():
-        if name.startswith("natural-"):  # small ones, run on a CPU
+        if name.startswith(("natural-", "attacks-")):  # small ones, run on a CPU
             continue
         own = [b for b in batches if b.about["target"] == name]
         jobs = {job.digest: job for job in target_of(name).every_job()}
@@ -537,6 +595,47 @@ def baselines(batches: list[archive.ArchiveFile]) -> str:
     return document.markdown_table(grid) if grid.rows else "Not run yet."
 
 
+REAL = {
+    "80 schools": "real-star",
+    "131 authorities": "real-chem97",
+    "671 users": "real-movielens",
+    "194 communes": "real-vietnam",
+    "51 states": "real-tv16",
+}
+
+
+def real(batches: list[archive.ArchiveFile]) -> str:
+    """Every strategy on the real federations that were run."""
+    grid = real_tables.over_federations(real_shown(batches), batches)
+    return document.markdown_table(grid) if grid.rows else "Not run yet."
+
+
+def real_shown(batches: list[archive.ArchiveFile]) -> dict[str, Target]:
+    """The real federations in which FedAvg has fresh seeds."""
+    found = {title: target_of(name) for title, name in REAL.items()}
+    return {
+        title: target
+        for title, target in found.items()
+        if selection.REFERENCE in {r.label for r in picks.picked_history(target, batches).runs}
+    }
+
+
+def spread(_: list[archive.ArchiveFile]) -> str:
+    """How far real clients differ, beside what noise alone makes."""
+    measured = json.loads((RESULTS / "real-spread.json").read_text())
+    head = ["federation", "clients", "rows", "spread", "p", "error", "worst tenth", "without model"]
+    keys = ("mean", "worst tenth", "without a model")
+    body = [
+        [name, str(one["clients"]), f"{one['examples']:,}", f"{one['ratio']:.2f}", f"{one['p']:g}"]
+        + [f"{one[key]:.3f}" for key in keys]
+        for name, one in measured.items()
+    ]
+    cells = [[Cell(text) for text in line] for line in body]
+    return document.markdown_table(
+        Grid("spread", "Squared errors of one linear model", head, cells)
+    )
+
+
 TABLES: dict[str, Callable[[list[archive.ArchiveFile]], str]] = {
     "brief": brief,
     "glance": glance,
@@ -548,12 +647,20 @@ TABLES: dict[str, Callable[[list[archive.ArchiveFile]], str]] = {
     "rounding": rounding,
     "again": again,
     "which": which,
+    "robust": robust,
+    "fair_weights": fair_weights,
     "baselines": baselines,
+    "real": real,
+    "spread": spread,
 }
 
 
 def draw(batches: list[archive.ArchiveFile]) -> None:
     """The figures the page shows."""
+    schools = real_tables.judged(target_of("real-star"), batches)
+    if schools.runs:
+        ranks = figures.figure_of(schools, "ranks", "deployed", (plot_data.WIDE, 4.0))
+        (ROOT / "docs" / picture("real-star", "judged")).write_bytes(figures.encode(ranks, ".svg"))
     for name in targets.names():
         target = target_of(name)
         if target.view.kind not in ("figure", "sweep", "baselines"):

@@ -77,7 +77,7 @@ def command(work: PendingBatch) -> list[str]:
 def run(asked: argparse.Namespace) -> None:
     begun, rates, loaded = time.monotonic(), dict(FIRST_RATE), None
     work_folder = Path(tempfile.mkdtemp())
-    machine = config.parse_machine(asked.device, asked.dtype)
+    machine = targets.parse_machine(asked.device, asked.dtype)
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - begun:6.1f} s  {text}", flush=True)

@@ -29,11 +29,13 @@ STRATEGIES = [
     "qffl:mode=sgd", "term:normalise=reference",
     # clients keep something, and for some of these the server keeps its mean
     "scaffold", "feddyn", "ditto:server=scaffold", "local", "scaffold:option=I", "ditto:lam=0.1",
-    "mifa", "eagle",
+    "mifa", "eagle", "fedvarp", "fedexp", "maxfl", "feddgga:d=1,rounds=3",
+    "pfedme:lam=3,steps=2", "perfedavg", "apfl",
     # kept changes in layers, moments of the server, steps that are tried
     "fedlf:tau=2", "fedadam", "fedmdfg",
     # other losses, rules of the server, layers that stay with clients
     "fedntd", "moon", "median", "trimmed:share=0.3", "multikrum",
+    "rfa:weights=fedmaba", "cclip:around=last,beta=0.5", "nnm:rule=median:weights=afl",
     "fedper:layers=*.bias", "fedrep:layers=*.bias,epochs=1", "fedbabu:layers=*.bias",
 ]  # fmt: skip
 

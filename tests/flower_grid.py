@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
@@ -14,7 +16,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedmaba import flower
+from fedmaba.deploy import reply_fetching, secure
 
+reply_fetching.POLL_SECONDS = 0.001  # nobody here is far away
 # a message notes who sends it; in a ServerApp's process flwr fills this in
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
@@ -109,3 +113,38 @@ def light_app(c: int, mods=()) -> ClientApp:
 
 def light_model() -> ArrayRecord:
     return ArrayRecord({"w": Array(np.zeros(50, np.float32))})
+
+
+# secure sums
+
+
+def stage_of(message: Message) -> str:
+    """Which stage of a secure round a message of the server asks for; "" for other messages."""
+    record = message.content.get("config", {})
+    return secure.read_message(record["secure"], 10**7)["stage"] if "secure" in record else ""
+
+
+def lost(nodes, stage: str, silent=False, times: int | None = None):
+    """Some nodes fail in a stage, as when their process is killed, or say nothing; or so often."""
+    left = [times]
+
+    def spoil(message, answer):
+        if message.metadata.dst_node_id not in nodes or stage_of(message) != stage or left[0] == 0:
+            return answer
+        left[0] = None if left[0] is None else left[0] - 1
+        return None if silent else Message(Error(2, "killed"), reply_to=message)
+
+    return spoil
+
+
+def signing_keys(folder: Path, count: int) -> Path:
+    """A folder with a key for each site, as docs/deploy.md makes them, and the list of them."""
+    lines = []
+    for c in range(count):
+        made = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"site-{c}"]
+        subprocess.run(made, cwd=folder, check=True)
+        shown = ["ssh-keygen", "-lf", f"site-{c}.pub"]
+        told = subprocess.run(shown, cwd=folder, check=True, capture_output=True, text=True)
+        lines.append(f'site-{c} = "{told.stdout.split()[1]}"')
+    (folder / "sites.toml").write_text("\n".join(lines))
+    return folder

@@ -220,6 +220,161 @@ class MIFA(PaperLoop):
         self.model = self.model + over * sum(self.own) / self.n
 
 
+class PFedMe(PaperLoop):
+    """Algorithm 1 of Dinh et al. 2020; the search by gradient descent from w_i."""
+
+    def __init__(self, *args, lam=15.0, lr=0.01, steps=5, beta=1.0):
+        super().__init__(*args)
+        self.lam, self.lr, self.steps, self.beta = lam, lr, steps, beta
+        self.own = [self.model.clone() for _ in range(self.n)]  # theta_i
+
+    def round(self, t, cohort, lr):
+        sent = []
+        for i in cohort:
+            w = self.model.clone()
+            for rows, key in self.batches(i, t):
+                theta = w.clone()
+                for s in range(self.steps):
+                    g = self.gradient(theta, rows, key + (s << 32))
+                    theta = theta - self.lr * (g + self.lam * (theta - w))
+                w = w - lr * self.lam * (w - theta)
+            self.own[i] = theta
+            sent.append(w)
+        self.model = (1 - self.beta) * self.model + self.beta * sum(sent) / len(sent)
+
+
+class PerFedAvg(PaperLoop):
+    """Algorithm 1 of Fallah et al. 2020 without the Hessian; minibatches in turn."""
+
+    def __init__(self, *args, alpha=0.01):
+        super().__init__(*args)
+        self.alpha = alpha
+
+    def round(self, t, cohort, lr):
+        sent = []
+        for i in cohort:
+            w, batches = self.model.clone(), self.batches(i, t)
+            others = [rows for rows, _ in batches[1:] + batches[:1]]
+            for (rows, key), other in zip(batches, others, strict=True):
+                ahead = w - self.alpha * self.gradient(w, rows, key)
+                w = w - lr * self.gradient(ahead, other, key + (1 << 32))
+            sent.append(w)
+        self.model = sum(sent) / len(sent)
+
+
+class APFL(PaperLoop):
+    """Algorithm 1 of Deng et al. 2020 with a fixed alpha."""
+
+    def __init__(self, *args, alpha=0.5):
+        super().__init__(*args)
+        self.alpha = alpha
+        self.v = [self.model.clone() for _ in range(self.n)]
+        self.own = [self.model.clone() for _ in range(self.n)]  # the mixtures
+
+    def round(self, t, cohort, lr):
+        sent = []
+        for i in cohort:
+            w, v = self.model.clone(), self.v[i]
+            for rows, key in self.batches(i, t):
+                mixture = self.alpha * v + (1 - self.alpha) * w
+                g = self.alpha * self.gradient(mixture, rows, key)  # by v, through the mixture
+                w, v = w - lr * self.gradient(w, rows, key), v - lr * g
+            self.v[i], self.own[i] = v, self.alpha * v + (1 - self.alpha) * w
+            sent.append(w)
+        self.model = sum(sent) / len(sent)
+
+
+class FedVARP(PaperLoop):
+    """Algorithm 1 of Jhunjhunwala et al. 2022, whose server keeps every y_j."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.own = [torch.zeros_like(self.model) for _ in range(self.n)]  # y_j
+
+    def round(self, t, cohort, lr):
+        told = {i: self.change(i, t, lr) / lr for i in cohort}
+        v = sum(told[i] - self.own[i] for i in cohort) / len(cohort) + sum(self.own) / self.n
+        for i in cohort:
+            self.own[i] = told[i]
+        self.model = self.model + lr * v
+
+
+class FedExP(PaperLoop):
+    """Algorithm 1 of Jhunjhunwala et al. 2023."""
+
+    def __init__(self, *args, epsilon=1e-3):
+        super().__init__(*args)
+        self.epsilon, self.lengths = epsilon, []
+
+    def round(self, t, cohort, lr):
+        told, m = [self.change(i, t, lr) for i in cohort], len(cohort)
+        mean = sum(told) / m
+        squares = sum(float(d @ d) for d in told)
+        length = max(1.0, squares / (2 * m * (float(mean @ mean) + self.epsilon)))
+        self.lengths.append(length)
+        self.model = self.model + length * mean
+
+
+class MaxFL(PaperLoop):
+    """The gradient of the mean of sigmoid(F_i - rho_i) by autograd, after local steps.
+
+    rho_i is the least mean loss over the steps of a round of a model trained alone.
+    """
+
+    def __init__(self, *args, eta=1.0, epsilon=1e-8):
+        super().__init__(*args)
+        self.eta, self.epsilon = eta, epsilon
+        self.own, self.rho = [self.model.clone() for _ in range(self.n)], [math.inf] * self.n
+
+    def round(self, t, cohort, lr):
+        weights, told = [], []
+        for k in cohort:
+            seen = []
+            for rows, key in self.batches(k, t):
+                with torch.no_grad():
+                    out = self.outputs(self.own[k], rows, key)
+                    seen.append(float(self.plain.criterion(out, self.plain.y[rows]).mean()))
+                self.own[k] = self.own[k] - lr * self.gradient(self.own[k], rows, key)
+            self.rho[k] = min(self.rho[k], sum(seen) / len(seen))
+            loss = torch.tensor(self.loss_before(k), dtype=torch.float64, requires_grad=True)
+            (slope,) = torch.autograd.grad(torch.sigmoid(loss - self.rho[k]), loss)
+            weights.append(float(slope))
+            told.append(self.change(k, t, lr))
+        step = self.eta / (sum(weights) + self.epsilon)
+        self.model = self.model + step * sum(q * d for q, d in zip(weights, told, strict=True))
+
+
+class FedDGGA(PaperLoop):
+    """Algorithm 1 and eq. (10) of Zhang et al. 2023, a client after another; a dict of weights.
+
+    Clients without a last model of their own move as the mean of the others does.
+    """
+
+    def __init__(self, *args, d=0.2, rounds=None):
+        super().__init__(*args)
+        self.d, self.total = d, rounds
+        self.a, self.last = dict.fromkeys(range(self.n), 1 / self.n), {}
+
+    def round(self, t, cohort, lr):
+        gaps = {i: self.loss_before(i) - self.last[i] for i in cohort if i in self.last}
+        if gaps:
+            mean = sum(gaps.values()) / len(gaps)
+            most = max(abs(g - mean) for g in gaps.values())
+            step = self.d * (1 - t / self.total if self.total else 1)
+            if most > 0:
+                for i, gap in gaps.items():
+                    self.a[i] = min(max(self.a[i] + (gap - mean) / most * step / self.n, 0), 1)
+                total = sum(self.a.values())
+                self.a = {i: a / total for i, a in self.a.items()}
+        told = {i: self.change(i, t, lr) for i in cohort}
+        server = self.model
+        for i in cohort:
+            self.model = server + told[i]
+            self.last[i] = self.loss_before(i)  # at the client's own model
+        mass = sum(self.a[i] for i in cohort)
+        self.model = server + sum(self.a[i] / mass * told[i] for i in cohort)
+
+
 class Moon(PaperLoop):
     """Algorithm 1 of Li, He, Song 2021, where z are the outputs of the model."""
 
@@ -228,11 +383,16 @@ class Moon(PaperLoop):
         self.mu, self.tau = mu, tau
         self.own = [self.model.clone() for _ in range(self.n)]  # w_i of its last round
 
+    def contrasted(self, out):
+        return out
+
     def contrast(self, client, rows):
         with torch.no_grad():
-            z_glob, z_prev = (self.outputs(w, rows) for w in (self.model, self.own[client]))
+            models = self.model, self.own[client]
+            z_glob, z_prev = (self.contrasted(self.outputs(w, rows)) for w in models)
 
-        def added(z):
+        def added(out):
+            z = self.contrasted(out)
             near, far = (
                 ((z * other).sum(1) / z.norm(dim=1) / other.norm(dim=1) / self.tau).exp()
                 for other in (z_glob, z_prev)
@@ -250,6 +410,18 @@ class Moon(PaperLoop):
             self.own[i] = w
             sent.append(w)
         self.model = sum(p * w for p, w in zip(self.shares(cohort), sent, strict=True))
+
+
+class MoonOfFeatures(Moon):
+    """The same, where z are the features that a model without dropout returns beside outputs."""
+
+    def outputs(self, at, rows, key=None):
+        vector_to_parameters(at, self.plain.worker.parameters())
+        out, self.z = self.plain.worker(self.plain.examples(rows))
+        return out
+
+    def contrasted(self, out):
+        return self.z
 
 
 class FairFed(PaperLoop):

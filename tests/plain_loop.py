@@ -28,7 +28,8 @@ from fedmaba.strategies.base import Decision, Keep, Local, Needs, Replies, Strat
 NAMES = [
     name
     for name, kind in strategies.REGISTRY.items()
-    if "fedmaba." in kind.__module__ and not (kind().local().keeps or kind().needs().groups)
+    if "fedmaba." in kind.__module__
+    and not (kind().local().keeps or kind().local().second or kind().needs().groups)
 ]
 SPECS = [
     *NAMES,
@@ -54,12 +55,20 @@ SPECS = [
     "adafed:gamma=0.2,eta=0.5",
     "fedeba:tau=0.3,a=0.4",
     "fedlf:tau=2,norms=reference",
+    "fedlf:tau=2,work=gradient",
     "fedgini:epsilon=0.2",
     "fedmdfg:theta=3,s=2",
     "fedntd:beta=0.7,tau=2",
     "trimmed:share=0.4",
     "krum:share=0",
     "multikrum:share=0.4",
+    "multikrum:share=0.4,weights=fedmaba",
+    "median:weights=fedmaba",
+    "trimmed:share=0.3,weights=afl:lam=0.5",
+    "rfa:steps=5,weights=fedmaba",
+    "cclip:around=last,tau=0.5,unit=one,steps=2,weights=fedmaba",
+    "nnm:rule=rfa:weights=fedmaba",
+    "nnm:share=0.4,rule=fedmaba",
 ]
 PLAN = Plan(rounds=3, minibatch=4, lr=0.2, lr_decay=0.9, dtype="float64")
 
@@ -173,9 +182,28 @@ def not_true(plain, loss, beta, tau):
 
 
 OBJECTIVES = {"propfair": bent, "fedntd": not_true}
+
+
+def middle(rows, weights):
+    """The point of each column with the least weighted sum of distances."""
+    return np.array([min(c, key=lambda at: weights @ abs(c - at)) for c in rows.T])
+
+
+def trimmed(rows, weights, share):
+    """The weighted mean of each column without its least and greatest entries."""
+    cut, out = int(share * len(rows) + 1e-9), []
+    for column in rows.T:
+        left = sorted(zip(column, weights, strict=True))[cut : len(rows) - cut]
+        out.append(sum(v * w for v, w in left) / sum(w for _, w in left))
+    return np.array(out)
+
+
 RULES = {
-    "median": lambda rows: np.median(rows, axis=0),
-    "trimmed": lambda rows, share: trim_mean(rows, share),
+    "sum": lambda rows, weights: weights @ rows,
+    "median": lambda rows, weights: np.median(rows, axis=0),
+    "trimmed": lambda rows, weights, share: trim_mean(rows, share),
+    "weighted_median": middle,
+    "weighted_trimmed": trimmed,
 }
 
 
@@ -302,7 +330,8 @@ class Plain:
         lr = self.rates[t]
         clients = rng.sample_clients(self.seed, t, n, plan.participants or n)
         server = parameters_to_vector(self.model.parameters()).detach()
-        changes, losses, steps = [], [], []
+        changes, losses, later, steps = [], [], [], []
+        sent = self.strategy.local().send
         for client in clients:
             trained, mean = self.train(client, t, lr)
             steps.append(self.taken)
@@ -312,12 +341,15 @@ class Plain:
                 self.kept[name, client] = (
                     rule.start * server + rule.end * end + rule.before * before
                 )
-            changes.append(parameters_to_vector(trained.parameters()).detach() - server)
+            changes.append(self.kept[sent, client] if sent else end - server)
             rows = self.fed.split.train[client]
             where = {"start": self.model, "end": trained}.get(needs.loss)
             losses.append(mean if where is None else self.measured(where, rows))
+            later += [self.measured(trained, rows)] if needs.loss_after else []
         since = t - needs.keep_rounds
-        past = {c: kept for c, kept in self.past.items() if kept[0] >= since}
+        past = {c: kept for c, kept in self.past.items() if c >= 0 and kept[0] >= since}
+        if needs.last_step:
+            past = {c: kept for c, kept in self.past.items() if c == -1}
         every = torch.stack(changes + [change for _, change in past.values()])
         gram = (every @ every.T).numpy()
         replies = Replies(
@@ -333,12 +365,14 @@ class Plain:
             past_client=np.array([*past], dtype=np.int64),
             past_round=np.array([r for r, _ in past.values()], dtype=np.int64),
             steps=np.array(steps, np.float64) if needs.steps else None,
+            loss_after=np.array(later) if needs.loss_after else None,
         )
         decision = self.strategy.weigh(self.state, replies)
         coef, self.state, _ = decision
         if needs.first_steps:
             every = torch.cat([every, torch.stack([-lr * self.gradient(c, t) for c in clients])])
         delta = self.combined(torch.from_numpy(coef), every)
+        self.past[-1] = t, delta
         if needs.trials:
             factor = self.searched(replies, decision, server, delta)
             coef, delta = factor * coef, factor * delta
@@ -380,7 +414,10 @@ class Plain:
     def combined(self, coef, rows):
         """Changes with their coefficients, which may differ by layer; or by a rule."""
         if (rule := self.strategy.combine()) is not None:
-            return torch.from_numpy(RULES[rule.name](rows.numpy(), **rule.numbers))
+            rows, votes = rows.numpy()[: coef.shape[-1]], coef.numpy()
+            if votes.ndim == 2:  # mixes
+                rows, votes = votes / votes.sum(1)[:, None] @ rows, votes.sum(1) / len(votes)
+            return torch.from_numpy(RULES[rule.name](rows, votes, **rule.numbers))
         if coef.ndim == 1:
             return coef @ rows[: len(coef)]
         parts = zip(coef, self.layers(rows), strict=True)

@@ -17,7 +17,8 @@ from fedmaba import cli
 from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
 from fedmaba.report import data
-from fedmaba.results.history import History, RunHistory
+from fedmaba.results.history import GrowingArray, History, RunHistory
+from fedmaba.results.metrics import ACCURACY
 
 HIT = "window.hit=1"
 CORES = [
@@ -150,6 +151,17 @@ def one(label, accuracy, seed=0, diverged="") -> RunHistory:
     for model in data.MODELS:
         run.tables |= {f"{model}.{k}": [np.array(accuracy)] for k in ("accuracy", "loss")}
     return run
+
+
+def evaluated(label, seed, *scores, sizes=10, metric=ACCURACY, deploy="last", **tables):
+    """A run whose clients have these scores at each evaluation; more tables by their names."""
+    rows = np.array(scores, float)
+    found = {f"{model}.{kind}": rows for model in data.MODELS for kind in ("accuracy", "loss")}
+    found |= {name.replace("__", "."): np.array(table, float) for name, table in tables.items()}
+    found["evaluated"] = np.arange(1, len(rows) + 1)
+    size = np.broadcast_to(sizes, rows.shape[1:]).copy()
+    grown = {name: GrowingArray(table) for name, table in found.items()}
+    return RunHistory(label, seed, deploy, size, tables=grown, metric=metric)
 
 
 def session(tiny_npz, rounds=4, save=None):

@@ -30,29 +30,6 @@ class Residual(nn.Module):
         return (x + self.norm(self.conv(x))).relu()
 
 
-class Noisy(nn.Module):
-    """Noise that comes from torch's own generator."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 7), nn.Linear(7, C)
-
-    def forward(self, x):
-        noise = torch.randn_like(x) if self.training else 0.0
-        return self.b(F.dropout(self.a(x + noise).relu(), 0.5, self.training))
-
-
-class Called(nn.Module):
-    """Dropout by function call."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 7), nn.Linear(7, C)
-
-    def forward(self, x):
-        return self.b(F.dropout(self.a(x).relu(), 0.5, self.training))
-
-
 class Wrapped(nn.Module):
     def __init__(self, inner):
         super().__init__()

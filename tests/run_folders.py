@@ -85,7 +85,12 @@ def same_history(a, b):
 
 def different_files(finished, out):
     """The names of files that a folder does not have as the finished run has them."""
-    want, got = files(finished[1]), files(out)
+    return unlike(finished[1], out)
+
+
+def unlike(one, other):
+    """The names of files that must repeat and that two folders do not have alike."""
+    want, got = files(one), files(other)
     return [name for name in want.keys() | got.keys() if want.get(name) != got.get(name)]
 
 

@@ -30,11 +30,16 @@ SPECS = [
     "aaggff:cdf=frechet",
     "adafed:gamma=5",
     "fedeba:tau=0.01,a=1",
-    "fedlf:tau=3,norms=reference",
+    "fedlf:tau=3,norms=reference,work=gradient",
     "fedmdfg:theta=1,s=0",
     "eagle:lam=20",
     "fedgini:epsilon=0.1",
     "multikrum:share=0.4",
+    "fedexp:epsilon=0,weights=size",
+    "feddgga:d=1,rounds=3",
+    "rfa:weights=fedmaba",
+    "cclip:around=last,steps=3",
+    "nnm:rule=median:weights=fedmaba",
 ]
 quick = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
@@ -81,6 +86,7 @@ def replies(strategy: Strategy, client, loss, changes, *, n=100, t=0, past=(), s
         past_round=np.array([r for _, r, _ in past], dtype=np.int64) if past else None,
         steps=1.0 + client % 5 if needs.steps else None,
         alone=0.7 * np.asarray(loss, dtype=np.float64) if needs.alone else None,
+        loss_after=0.5 * np.asarray(loss)[::-1].copy() if needs.loss_after else None,
     )
     for value in vars(told).values():
         if isinstance(value, np.ndarray):

@@ -125,16 +125,6 @@ def test_a_recorded_model_gives_the_bits_of_one_that_is_called(seed, monkeypatch
     assert not calls
 
 
-def test_rows_do_not_see_each_other_nor_padding():
-    tried = Tried(*random_model(1))
-    _, before, _ = tried.found(tried.rows("products"))
-    tried.x[1, 2] = 1e3  # padding
-    tried.flat[0] *= 2
-    _, after, _ = tried.found(tried.rows("products"))
-    same([after[1]], [before[1]], 1e-12)
-    assert not torch.allclose(after[0], before[0])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("start", ["norm", "frozen"])
 def test_a_norm_whose_inputs_have_no_gradient_does_not_end_the_process(start, dtype):

@@ -10,11 +10,12 @@ import pytest
 
 from combine_rules import Combining
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
+from fedmaba.turnout.plan import Turnout
 from plain_loop import FEW, PLAN, SPECS, Drifting, mlp, one
 from plain_norms import norm_net
 from recordings import Parts, Replays
 from thread_ranks import on_two_ranks
-from toys import Heads, Minimising, Pulled, norm_free
+from toys import Featured, Heads, Minimising, Pulled, norm_free
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 SOME = replace(PLAN, participants=3, rounds=6)
@@ -37,6 +38,16 @@ CASES = {
     "pulls": ([Pulled(late=late, keeps=late) for late in (False, True)], SOME, mlp),
     "vectors": ([Drifting(), Drifting(late=True)], SOME, mlp),
     "papers": ([*KEEPING, "eagle", "mifa", "fedlf:tau=2"], SOME, mlp),
+    "memories": (
+        ["mifa:memory=gradient", "fedvarp", "fedexp", "maxfl", "feddgga"],
+        replace(SOME, chunk=2),
+        mlp,
+    ),
+    "second": (
+        ["pfedme:lam=3,steps=2", "perfedavg:alpha=0.1", "apfl", "apfl:alpha=0.8", "fedavg"],
+        replace(SOME, chunk=2),
+        mlp,
+    ),
     "heads": ([Heads(), Heads(late=True, mu=0.7, lean=-0.3)], replace(SOME, chunk=2), mlp),
     "first layers": ([Heads("0.*"), Heads("0.*", late=True)], replace(SOME, chunk=2), norm_free),
     "combined": (
@@ -46,17 +57,31 @@ CASES = {
     ),
     "in turn": (["fedper", "fedrep:epochs=1", "fedrep:epochs=2", "fedbabu"], SOME, mlp),
     "seen": (["fedavg", "fedntd", "moon", "moon:mu=0.3"], replace(SOME, chunk=2), mlp),
+    "features": (["fedavg", "moon:on=features", Minimising("near")], SOME, Featured),
     "robust": (["median", "trimmed:share=0.3", "krum", "multikrum", "fedavg"], SOME, mlp),
+    "fair behind robust": (
+        [
+            *("median:weights=fedmaba", "rfa:weights=afl", "nnm:rule=trimmed:weights=fedmaba"),
+            *("cclip:around=last,beta=0.5", "ditto:server=rfa:weights=fedmaba"),
+        ],
+        SOME,
+        mlp,
+    ),
     "local norms": (["fedavg", "fedmaba"], replace(NORMS, batchnorm="local"), norm_net),
     "mean norms": (["fedavg", "fedmaba"], replace(NORMS, batchnorm="average"), norm_net),
 }
+TURNOUT = {"available": "p=0.6..0.9", "dropout": "20%", "speed": "lognormal:1", "deadline": "0.3s"}
+for words in ("uniform", "power-of-choice:d=4", "ucb", "fair"):
+    turnout = Turnout.parse({**TURNOUT, "select": words})
+    CASES[f"turnout {words}"] = (["fedavg", "scaffold"], replace(SOME, turnout=turnout), mlp)
 CASES["all"] = (  # a step that is tried goes with no momentum
     [spec for spec in SPECS[::3] if not one(spec).needs().trials],
     replace(SOME, server_momentum=0.5, chunk=3),
     mlp,
 )
 SLOW = ("all", "mean norms", "first layers")
-NO_PARTS = ("adam", "vectors")  # no step of theirs is plain, and parts of others are not recorded
+# no step of theirs is plain, or each client's loss is told: such parts are not recorded
+NO_PARTS = ("adam", "vectors", "turnout power-of-choice:d=4", "turnout ucb")
 
 
 def each(*left_out):
@@ -105,7 +130,7 @@ def test_a_run_that_goes_on_after_a_checkpoint_ends_with_the_same_bits(name, hel
         np.testing.assert_array_equal(value, wanted[key], key)
 
 
-@each("local norms", "mean norms", "first layers")  # their rows go one after another
+@each("local norms", "mean norms", "first layers", "features")  # their rows go one after another
 @pytest.mark.parametrize("kind", [Replays, pytest.param(Parts, marks=pytest.mark.slow)])
 def test_rounds_that_are_replayed_give_the_same(name, kind, fed):
     """A number that changes from round to round must not stay in a recording."""
@@ -116,7 +141,8 @@ def test_rounds_that_are_replayed_give_the_same(name, kind, fed):
     assert_close(found, ended(begun(name, fed)))
 
 
-TWO_RANKS = ["vectors", "heads", "combined", "in turn", "seen", "robust"]
+TWO_RANKS = ["vectors", "memories", "second", "heads", "combined", "in turn", "seen", "robust"]
+TWO_RANKS += [name for name in CASES if name.startswith("turnout")]
 
 
 @pytest.mark.parametrize("name", [*TWO_RANKS, pytest.param("first layers", marks=pytest.mark.slow)])

@@ -14,7 +14,7 @@ from fedmaba.data import attack
 from fedmaba.data.attack import Attack, Hostile
 from fedmaba.data.federation import attacked
 from fedmaba.errors import InputError
-from fedmaba.experiment import checks, config, experiment_file, starting
+from fedmaba.experiment import config, experiment_file, starting
 from fedmaba.experiment import session as experiment
 from fedmaba.results.metrics import fairness
 from fedmaba.simulation.engine import Plan, Run, simulate, start
@@ -185,23 +185,6 @@ def test_a_share_that_does_nothing_is_refused(share):
     line = f"attack.share='?{share}'?: hostile clients do nothing: say what with --attack"
     with pytest.raises(InputError, match=line):
         fedmaba.compare(["fedavg"], rounds=1, hostile=share)
-
-
-def test_the_command_line_refuses_it_too(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    for words in (["compare", "fedavg"], ["run", "mine.toml"]):
-        (tmp_path / "mine.toml").write_text('strategies = ["fedavg"]\n')
-        monkeypatch.setattr("sys.argv", ["fedmaba", *words, "--hostile", "10%"])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert ended.value.code == 2
-        assert "attack.share='10%': hostile clients do nothing" in capsys.readouterr().err
-
-
-def test_a_file_refuses_it_too():
-    tree = {"strategies": ["fedavg"], "attack": {"share": "10%"}}
-    with pytest.raises(InputError, match=r"mine: attack\.share='10%': hostile clients do nothing"):
-        checks.build_checked(tree, "mine")
 
 
 def test_older_files_that_name_a_share_of_nobody_are_read_and_resumed(tmp_path, tiny_npz):

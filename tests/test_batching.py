@@ -13,7 +13,7 @@ from fedmaba.rows import grouped
 from fedmaba.rows import kernels as triton
 from fedmaba.rows.grouped import GroupedRows
 from fedmaba.simulation import local_training
-from fedmaba.simulation.engine import Optimiser, Run, start
+from fedmaba.simulation.engine import Optimiser, Run
 from plain_loop import (
     MIXED,
     MODELS,
@@ -28,12 +28,6 @@ from plain_loop import (
 )
 
 pytestmark = pytest.mark.usefixtures("few_threads")
-
-
-def test_a_minibatch_larger_than_any_client_takes_no_more_room(fed):
-    chunks = [start([Run(one("fedavg"), 3, fed)], replace(PLAN, minibatch=b), mlp).progress.chunk
-              for b in (max(fed.train.size), 10**9)]  # fmt: skip
-    assert chunks[0] == chunks[1] > 1
 
 
 @pytest.mark.parametrize(
@@ -90,28 +84,6 @@ def test_masks_of_large_minibatches_do_not_depend_on_other_runs(model, change, f
     for r, run in enumerate(runs):
         alone, _ = played([run], fed, plan, model)
         assert apart(alone.progress.model[0], batch.progress.model[r]) < 1e-9
-
-
-def test_steps_in_groups_give_the_same_run(fed, kernels, monkeypatch):
-    def model(shape, classes):
-        inner = nn.Linear(math.prod(shape), 10), nn.ReLU(), nn.Dropout(0.3)
-        return nn.Sequential(nn.Flatten(), *inner, nn.Linear(10, classes))
-
-    runs, plan = [Run(one(s), 3, fed) for s in MIXED], replace(PLAN, epochs=2)
-    found, run_group = [], GroupedRows.run_group
-    for size in (1, 2):
-        done = []
-
-        def noted(rows, w, inputs, steps, drift, done=done):
-            done.append((len(steps), drift is not None))
-            return run_group(rows, w, inputs, steps, drift)
-
-        monkeypatch.setattr(GroupedRows, "run_group", noted)
-        monkeypatch.setattr(GroupedRows, "group", lambda *_, size=size: size)
-        batch, _ = played(runs, fed, plan, model)
-        assert max(done, default=None) == (None if size == 1 else (size, True))  # FedProx, too
-        found.append(batch.progress.model)
-    assert apart(*found) < 1e-9
 
 
 def test_runs_of_one_seed_share_their_inputs(make_federation, kernels, monkeypatch):
@@ -187,13 +159,3 @@ def test_threads_bound_the_cores_in_use(fed):
         played(["fedavg"], fed, replace(PLAN, rounds=1, threads=1), make, metric=metric)
         assert used == {1}
         assert torch.get_num_threads() == 2  # as it was
-
-
-def test_another_seed_draws_other_clients_and_another_start(fed):
-    plan = replace(PLAN, participants=2, rounds=8, lr=1e-9)
-    runs = [Run(one("fedavg"), seed, fed) for seed in (0, 1)]
-    batch, shots = played(runs, fed, plan, mlp)
-    drawn = [[shot.rounds[r].client.tolist() for shot in shots] for r in (0, 1)]
-    assert drawn[0] != drawn[1]
-    assert len({tuple(c) for c in drawn[0]}) > 3
-    assert apart(batch.progress.model[0], batch.progress.model[1]) > 0.1

@@ -22,7 +22,6 @@ from fedmaba.simulation.parts.own_layers import OWN
 from plain_loop import apart, one, played
 from plain_norms import PLAN, PlainNorms, norm_net
 from plain_norms import STATISTICS as MOVING
-from row_cases import C
 
 CHOICES = ("average", "local", "frozen")
 PLANS = {
@@ -250,17 +249,3 @@ def test_a_minibatch_of_one_example_is_refused_where_a_layer_needs_two(fed):
     start(runs, dataclasses.replace(plan, batchnorm="frozen"), norm_net)
     few = dataclasses.replace(plan, steps=1)  # the second minibatch of no client is reached
     start(runs, few, norm_net)
-
-
-def test_other_layers_that_mix_examples_are_still_refused():
-    class Mixing(nn.Module):
-        def __init__(self, classes):
-            super().__init__()
-            self.norm, self.last = nn.BatchNorm1d(64), nn.Linear(64, classes)
-
-        def forward(self, x):
-            y = self.last(self.norm(x.flatten(1)))
-            return y - y.mean(0) if self.training else y
-
-    with pytest.raises(InputError, match="depends on the others of the minibatch"):
-        models.build_model(lambda s, c: Mixing(c), (1, 8, 8), C, 0, "average")

@@ -34,19 +34,6 @@ def compare(data, **options):
     return fedmaba.compare(["fedavg", "fedmaba"], data=data, **{**SMALL, "seeds": 2, **options})
 
 
-def test_progress_is_plain_lines_where_there_is_no_terminal(tiny_npz, capsys, unconfigured):
-    compare(str(tiny_npz))
-    out, err = capsys.readouterr()
-    assert out == ""
-    data, first, *rest = err.splitlines()
-    assert data == "data: tiny.npz: 100 rows, 6 features; 5 clients, named by the data"
-    assert first.startswith("model: fast rows")
-    assert any(line.startswith("round 3/3, ") for line in rest)
-    assert any(line.startswith("  fedmaba: variance ") for line in rest)
-    assert "\x1b" not in err
-    assert err.count("model: ") == 1
-
-
 def test_a_notebook_gets_no_cursor_codes(tiny_npz, monkeypatch, unconfigured, call):
     """ipykernel sets FORCE_COLOR, and so do some CI servers."""
     monkeypatch.setenv("FORCE_COLOR", "1")

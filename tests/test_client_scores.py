@@ -200,7 +200,7 @@ def test_a_stopped_run_goes_on_with_the_same_metric(tiny_npz, tmp_path):
 def test_figures_of_a_run_in_progress_are_in_the_metrics_own_unit(tiny_npz, tmp_path):
     play(begun(asked(tiny_npz, eval__metric="brier", save__every=None), tmp_path / "run"), 4)
     source = data.load_run_folder(tmp_path / "run")
-    figures = CurrentFigures([source], 0.05, source.history.unit)
+    figures = CurrentFigures([source], 0.05)
     line = next(
         json.loads(text)
         for text in (tmp_path / "run/rounds.jsonl").read_text().splitlines()

@@ -2,6 +2,8 @@
 
 import csv
 import json
+from dataclasses import replace
+from functools import partial
 from io import StringIO
 
 import numpy as np
@@ -11,21 +13,14 @@ import fedmaba
 from command_line import QUICK
 from fedmaba.errors import InputError
 from fedmaba.report import client_tables, data, document, paired
-from fedmaba.results.history import GrowingArray, History, RunHistory
+from fedmaba.results.history import History, RunHistory
 from fedmaba.results.metrics import ACCURACY, OF_TASK
+from report_cases import evaluated
 
 NAMES = ("Ames", "Boone", "Cody")
 
 
-def run_of(label, seed, *evaluations, sizes=(10, 20, 30), metric=ACCURACY, own=None, diverged=""):
-    """A run whose clients have these scores at each evaluation."""
-    scores = np.array(evaluations, float)
-    tables = {"evaluated": GrowingArray(np.arange(1, len(scores) + 1))}
-    for model in ("deployed", "last", *(["personal"] if own else [])):
-        found = np.array([own] * len(scores)) if model == "personal" else scores
-        tables |= {f"{model}.accuracy": GrowingArray(found), f"{model}.loss": GrowingArray(found)}
-    size = np.array(sizes)
-    return RunHistory(label, seed, "last", size, diverged, tables=tables, metric=metric)
+run_of = partial(evaluated, sizes=(10, 20, 30))
 
 
 def source(*runs, names=NAMES, **about):
@@ -101,8 +96,8 @@ def test_a_difference_that_seeds_agree_on_is_called_better_or_worse():
 
 
 def test_the_model_and_the_round_are_those_asked_for():
-    run = run_of("fedavg", 0, (0.1, 0.9, 0.5), (0.3, 0.5, 0.4), own=[0.2, 0.2, 0.1])
-    one = source(run)
+    own = {"personal__accuracy": [[0.2, 0.2, 0.1]] * 2}
+    one = source(run_of("fedavg", 0, (0.1, 0.9, 0.5), (0.3, 0.5, 0.4), **own))
     mean = [c.mean["fedavg"] for c in client_tables.table([one], at="last5").clients]
     assert mean == pytest.approx([20, 45, 70])
     best = client_tables.table([one], at="best").clients
@@ -113,13 +108,14 @@ def test_the_model_and_the_round_are_those_asked_for():
 
 def test_only_seeds_of_both_are_subtracted_and_undefined_scores_are_left_out():
     nothing = float("nan")
+    lost = replace(run_of("fedmaba", 2, (0, 0, 0)), diverged="fedmaba, seed 2, diverged in round 1")
     one = source(
         run_of("fedavg", 0, (0.5, 0.6, nothing)),
         run_of("fedavg", 1, (0.6, 0.7, nothing)),
         run_of("fedavg", 2, (0.9, nothing, nothing)),
         run_of("fedmaba", 0, (0.7, 0.7, nothing)),
         run_of("fedmaba", 1, (0.7, 0.8, nothing)),
-        run_of("fedmaba", 2, (0.0, 0.0, 0.0), diverged="fedmaba, seed 2, diverged in round 1"),
+        lost,
     )
     page = client_tables.document(found := client_tables.table([one]))
     boone, ames = found.clients

@@ -52,18 +52,6 @@ def test_a_rule_gets_the_weights_and_statistics_keep_theirs(fed):
     assert apart(median, sums) < 1e-12
 
 
-@pytest.mark.parametrize("many", [None, 4])
-def test_limits_of_robust_rules(many, fed):
-    specs = ["fedavg:weights=uniform", "trimmed:share=0", "multikrum:share=0"]
-    specs += ["median", "trimmed:share=0.49", "fedavg", "krum"]
-    batch, _ = played(specs, fed, replace(PLAN, participants=many), mlp)
-    mean, none_cut, all_near, median, most_cut, *others = batch.progress.model
-    assert apart(none_cut, mean) < 1e-12
-    assert apart(all_near, mean) < 1e-12
-    assert apart(most_cut, median) < 1e-12
-    assert all(apart(one, mean) > 1e-3 for one in (median, *others))
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("strategy", MEDIANS)
 def test_who_sends_no_finite_change_counts_as_one_who_did_not_answer(

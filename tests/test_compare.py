@@ -12,6 +12,7 @@ from fedmaba.data.federation import Federation
 from fedmaba.errors import InputError
 from fedmaba.experiment import session as experiment
 from fedmaba.simulation import engine
+from fedmaba.turnout.plan import Turnout
 from run_folders import SMALL, asked, softmax
 
 
@@ -26,16 +27,21 @@ def test_every_option_reaches_the_engine(tiny_npz):
         "eval": {"every": 5, "finetune": 2},
         "machine": {"dtype": "float64", "device": "cpu", "chunk": 3, "threads": 1},
     }  # fmt: skip
+    turnout = {"available": "p=0.9", "select": "fair", "dropout": "1%", "speed": "9"}
+    turnout |= {"bandwidth": "2", "deadline": "1h"}
     flat = {f"{part}.{name}": value for part, keys in plan.items() for name, value in keys.items()}
     other = {"server.lr": "server_lr", "server.momentum": "server_momentum"}
     other["eval.every"] = "eval_every"
     want = {other.get(name, name.partition(".")[2]): value for name, value in flat.items()}
     changes = {name.replace(".", "__"): value for name, value in flat.items()}
     changes["batchnorm"] = want["batchnorm"] = "group"
+    changes |= {f"turnout__{name}": value for name, value in turnout.items()}
     session = experiment.prepare(asked(tiny_npz, **changes))
     session.close()
     told = dataclasses.asdict(session.batch.plan)
     told |= told.pop("optimiser")
+    assert session.batch.plan.turnout == Turnout.parse(turnout)
+    del told["turnout"]
     rest = {"steps": None, "lr_decay": 0.999, "momentum": 0.0, "augment": None, "privacy": None}
     rest["own_layers"] = ()
     assert told == want | rest
@@ -131,8 +137,3 @@ def test_an_object_of_the_wrong_kind_is_one_line(words, said, tiny_npz):
     with pytest.raises(InputError, match=said) as error:
         fedmaba.compare(**{"strategies": "fedavg", "data": str(tiny_npz), **SMALL, **words})
     assert "\n" not in str(error.value)
-
-
-def test_compare_takes_a_path_and_a_single_object(tiny_npz):
-    history = fedmaba.compare(fedmaba.FedProx(), data=tiny_npz, model="softmax", **SMALL)
-    assert [run.label for run in history.runs] == ["fedprox"]

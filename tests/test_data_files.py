@@ -70,21 +70,12 @@ def spoiled(*cells: tuple[int, int]) -> np.ndarray:
         ({"x": np.full((6, 2), 1e300), "y": Y}, "12 huge values, first at row 0: scale them"),
         ({"x": [1.0, 2.0], "y": [0, 1]}, "shape (2,)"),
         ({"x": np.zeros((0, 3)), "y": []}, "shape (0, 3)"),
-        ({"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}, "ragged"),
         ({"x": [["a"], ["b"]], "y": [0, 1]}, "x has dtype <U1"),
         ({"x": X * 1j, "y": Y}, "complex"),
-        ({"x": X, "y": Y[:5]}, "y has shape (5,), but there are 6"),
-        ({"x": X, "y": [0, 1, 0.5, 0, 1, 2]}, "y is 0.5 at row 2"),
         ({"x": X, "y": [0, 1, np.nan, 0, 1, 2]}, "y is nan at row 2"),
-        ({"x": X, "y": np.array(list("abcabc"), object)}, "for words use .astype(str)"),
         ({"x": X, "y": ["a", "b", " ", "a", "b", "c"]}, "y is empty at row 2"),
         ({"x": X, "y": Y, "x_test": X, "y_test": list("abcabc")}, "y_test <U1: give both alike"),
-        ({"x": X, "y": Y, "classes": ["a", "b"]}, "label 2, but only 2 classes"),
-        ({"x": X, "y": Y, "client": [0.5] * 6}, "client has dtype float64"),
-        ({"x": X, "y": Y, "client": [0] * 5}, "client has shape (5,)"),
         ({"x": X, "y": Y, "client_test": [0] * 5}, "client_test without client"),
-        ({"x": X, "y": Y, "x_test": X}, "belong together"),
-        ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, "x_test have shape (1,)"),
         (
             {"x": X, "y": Y, "client": Y, "x_test": X, "y_test": Y, "client_test": list("abcabc")},
             "client_test",
@@ -183,32 +174,6 @@ def test_csv(tmp_path):
     plain = load(str(path))
     assert (plain.classes, plain.y.tolist(), plain.n_train) == (("9", "10"), [1, 0, 1], 3)
     assert plain.client is None
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (CSV.replace("-3e2", "tall"), "line 3, column height: 'tall' is no finite number"),
-        (CSV.replace("2.5", "1e39"), "line 2, column width: '1e39'"),
-        (CSV.replace("eel,7", ",7"), "line 6, column label"),
-        (CSV.replace("5,bert", "5, "), "line 4, column client"),
-        (CSV.replace("test,8", "tset,8"), "line 6, column split: 'tset'"),
-        (CSV.replace("test,8", "test"), "line 6: 4 cells, but the header has 5"),
-        (CSV.replace(",train", ",test"), "no training rows"),
-        (CSV.replace("label", "name"), "no column is called label or y"),
-        (CSV.replace("width", "height"), "two columns are called 'height'"),
-        (CSV.replace("width", "y"), "columns label and y: say which is the label"),
-        ("label,client\n1,2\n", "no column left to learn from"),
-        ("label,a\n", "no rows below the header"),
-        ("", "no column is called label or y"),
-        ("label,a\n1,\xff\n".encode("latin-1"), "UTF-8"),
-        ("label,a\n1," + "9" * 200_000 + "\n", "line 2: a cell has more than 131,072"),
-    ],
-)
-def test_csv_refuses(tmp_path, text, message):
-    path = tmp_path / "mine.csv"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    says(lambda: load(str(path)), str(path), message)
 
 
 def test_mutated_csv(tmp_path):

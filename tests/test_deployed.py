@@ -11,7 +11,6 @@ from fedmaba.errors import InputError
 from fedmaba.simulation import measurements
 from fedmaba.simulation import round as round_
 from fedmaba.simulation.engine import Run, simulate, start
-from fedmaba.strategies.deployed import new_model_share as averaging_step
 from fedmaba.strategies.deployed import parse_rule as averaging
 from plain_loop import MIXED, PLAN, apart, mlp, one
 from recordings import Replays
@@ -84,8 +83,3 @@ def test_a_deploy_rule_that_makes_no_sense_is_refused(text, fed):
     if text:
         with pytest.raises(ValueError, match="deploy="):
             start([Run(one("fedavg"), 0, fed, text)], PLAN, mlp)
-
-
-def test_the_first_model_replaces_the_initial_one():
-    for rule in ("last", "average", "poly:8", "poly:0", "ema:0.9"):
-        assert averaging_step(rule, 0) == 1.0

@@ -14,7 +14,7 @@ from fedmaba.results.run_folder import (
     Folder,
     load_checkpoint,
 )
-from run_folders import Full, asked, begun, debris, files, play, refuse
+from run_folders import Full, asked, begun, debris, different_files, files, play, refuse
 
 
 def test_an_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -74,8 +74,7 @@ def test_a_full_disk_costs_nothing_that_was_saved(fault, when, finished, tiny_np
     resumed = starting.resume(out)  # with space again, and nobody holds the folder
     assert resumed.batch.progress.round == 3
     play(resumed)
-    want, got = files(finished[1]), files(out)
-    assert [name for name in want if want[name] != got.get(name)] == []
+    assert different_files(finished, out) == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)

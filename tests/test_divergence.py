@@ -79,20 +79,3 @@ def test_a_strategy_that_gives_infinite_weights_ends_its_run(momentum, fed):
     assert batch.progress.diverged[0].endswith("round 3: the strategy gave client 0 the weight inf")
     assert torch.equal(batch.progress.model[0], before)
     assert batch.progress.diverged[1] == ""
-
-
-def tiny(shape, classes):
-    """So few weights that torch adds up a matrix and a vector of them in other orders."""
-    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4, classes))
-
-
-def test_a_run_that_ends_between_two_others_leaves_them_their_bits(fed):
-    plan = replace(PLAN, dtype="float32", participants=3)
-    found = []
-    for middle in (one("fedavg"), Odd()):
-        runs = [Run(s, 3, fed) for s in (one("fedmaba"), middle, one("afl"))]
-        batch = start(runs, plan, tiny)
-        list(simulate(batch))
-        assert bool(batch.progress.diverged[1]) == isinstance(middle, Odd)
-        found.append(batch.progress.model[::2])
-    assert torch.equal(*found)

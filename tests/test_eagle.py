@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import fedmaba
 from fedmaba.errors import InputError
@@ -13,41 +11,9 @@ from fedmaba.privacy.mechanism import refusal
 from fedmaba.strategies import Eagle
 from fedmaba.strategies.base import Decision, Needs
 from fedmaba.strategies.contract import check_strategy
-from plain_loop import PLAN, apart, mlp, played
-from test_by_hand import play
 from test_paper import told
-from test_paper_loops import equal_clients
 
 RNG = np.random.default_rng(0)
-
-
-def test_three_rounds_by_hand():
-    """Alone, A passes 1, 0.9, ... and B 1, 1.4, 1.64, ...: mean losses 0.4525 and 1.36 in round 1.
-
-    The losses at w = 1 are 0.5 and 2, the gaps 0.0475 and 0.64, the weights 0.351875 and 0.648125.
-    """
-    path, _ = play("eagle")
-    assert path[0] == pytest.approx(1 - 0.351875 * 0.19 + 0.648125 * 0.64, abs=1e-12)
-    assert path == pytest.approx(in_scalars(lam=1.0), abs=1e-12)
-
-
-def in_scalars(lam):
-    w, alone, least, path = 1.0, [1.0, 1.0], [np.inf, np.inf], []
-    for _ in range(3):
-        gap, change = [], []
-        for i, (curve, aim) in enumerate([(1.0, 0.0), (4.0, 2.0)]):
-            seen, y = [], w
-            for _ in range(2):
-                seen.append(curve * (alone[i] - aim) ** 2 / 2)
-                alone[i] -= 0.1 * curve * (alone[i] - aim)
-                y -= 0.1 * curve * (y - aim)
-            least[i] = min(least[i], sum(seen) / 2)
-            gap.append(curve * (w - aim) ** 2 / 2 - least[i])
-            change.append(y - w)
-        coef = [0.5 * max(0.0, 1 + lam * (g - sum(gap) / 2)) for g in gap]
-        w += sum(c * d for c, d in zip(coef, change, strict=True)) / sum(coef)
-        path.append(w)
-    return path
 
 
 def weighed(lam, loss, alone, size=None, best=None):
@@ -79,26 +45,6 @@ def test_the_least_loss_alone_is_remembered():
     assert decision.state["rounds"].tolist() == [2, 2]
     grown = Eagle().join(decision.state, 3)["best"]
     assert grown.tolist() == [0.4, 0.5, 0.0]
-
-
-def test_equal_gaps_and_lambda_zero_are_fedavg(fed):
-    specs = ["fedavg", "eagle:lam=0"]
-    batch, _ = played(specs, fed, replace(PLAN, participants=3), mlp)
-    assert apart(batch.progress.model[1], batch.progress.model[0]) < 1e-12
-    whole = replace(PLAN, minibatch=1000)  # in minibatches equal clients would differ
-    batch, _ = played(["fedavg", "eagle:lam=5"], equal_clients(fed), whole, mlp)
-    assert apart(batch.progress.model[1], batch.progress.model[0]) < 1e-12
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3)), min_size=1, max_size=8),
-    st.floats(0, 1e3),
-)
-def test_weights_are_never_negative_and_sum_to_one(losses, lam):
-    loss, alone = map(np.array, zip(*losses, strict=True))
-    coef = weighed(lam, loss, alone).coef
-    assert (coef >= 0).all()
-    assert coef.sum() == pytest.approx(1)
 
 
 def test_losses_alone_get_no_noise_so_privacy_is_refused():

@@ -5,12 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from fedmaba.errors import InputError
 from fedmaba.simulation.engine import Run, simulate, start
 from fedmaba.strategies.base import Decision
-from plain_loop import PLAN, Odd, Plain, apart, mlp, one, played, vector
+from plain_loop import PLAN, Odd, mlp, one
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 
@@ -131,19 +130,3 @@ def test_a_split_made_by_hand_that_no_run_can_use_is_refused(change, said, fed):
 def test_a_device_that_is_not_there_is_refused(device, fed):
     with pytest.raises(ValueError, match="device="):
         start([Run(one("fedavg"), 0, fed)], replace(PLAN, device=device), mlp)
-
-
-def test_layers_that_mix_examples_are_refused_or_right(fed):
-    """Minibatches are padded: padding may not leak into what a client learns."""
-
-    def mixing(shape, classes):
-        norm = nn.BatchNorm1d(8, track_running_stats=False)
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), norm, nn.Linear(8, classes))
-
-    plan = replace(PLAN, minibatch=3, rounds=1)
-    try:
-        batch, _ = played(["fedavg"], fed, plan, mixing)
-    except InputError:
-        return  # for the messages see test_models
-    want = Plain(one("fedavg"), 3, fed, plan, mixing).run()
-    assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9

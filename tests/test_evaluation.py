@@ -19,17 +19,6 @@ from plain_loop import PLAN, Plain, apart, cnn, mlp, one, played, vector
 pytestmark = pytest.mark.usefixtures("few_threads")
 
 
-def test_saved_arrays_do_not_change_when_the_run_goes_on(fed):
-    batch = start([Run(one("fedmaba"), 3, fed)], PLAN, mlp)
-    rounds = simulate(batch)
-    next(rounds)
-    saved = batch.progress.arrays()
-    copies = {name: value.copy() for name, value in saved.items()}
-    next(rounds)
-    changed = [name for name in saved if not np.array_equal(saved[name], copies[name])]
-    assert changed == []
-
-
 # --- your own loss, metric and evaluation ------------------------------------------------------
 
 
@@ -103,12 +92,6 @@ def test_the_best_round_is_picked_on_validation_data(held_fed):
         assert torch.equal(batch.progress.best[r], path[best][r])
         differs |= best != int(np.argmax(shown))
     assert differs  # so that the choice of data was put to the test
-
-
-def test_without_validation_data_the_best_round_is_picked_on_test_data(fed):
-    batch, shots = played(["fedavg"], fed, replace(PLAN, rounds=5, lr=1.0), mlp)
-    shown = [float(np.mean(shot.evaluations[0]["last"].accuracy)) for shot in shots]
-    assert batch.progress.best_round[0] == int(np.argmax(shown))
 
 
 def test_a_large_test_set_is_taken_in_pieces(fed, monkeypatch):

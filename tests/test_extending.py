@@ -136,14 +136,10 @@ def test_fewer_rounds_and_other_settings_are_refused_by_name(tiny_npz, tmp_path)
 
 
 def test_a_swapped_or_missing_state_is_refused(tiny_npz, tmp_path):
-    out, other = tmp_path / "run", tmp_path / "other"
+    out = tmp_path / "run"
     play(begun(small(tiny_npz, train__rounds=4), out))
-    play(begun(small(tiny_npz, train__rounds=4, train__lr=0.3), other))
     state = run_folder.checkpoints(out)[0]
     good = state.read_bytes()
-    shutil.copy(run_folder.checkpoints(other)[0], state)
-    with pytest.raises(InputError, match=r"not of this experiment \(train\.lr\)"):
-        begun(small(tiny_npz), out)
     state.write_bytes(good[:-1])
     with pytest.raises(InputError, match="its checksum is wrong"):
         begun(small(tiny_npz), out)

@@ -87,13 +87,6 @@ def test_mass_stays_one_unless_it_is_overwritten():
     assert grown[-1] > 8
 
 
-def test_unseen_clients_keep_their_share():
-    for sync in ("mass", "overwrite"):
-        told = plain(100, range(10), np.arange(10.0))
-        p = FedMABA(sync=sync).weigh(FedMABA().init(100), told).state["p"]
-        assert p[10:].tolist() == [0.01] * 90
-
-
 @pytest.mark.parametrize("rho", [0.05, 0.3, 1.0])
 def test_global_ball_bounds_the_whole_vector(rho):
     bound = 0
@@ -142,17 +135,3 @@ def test_literal_ball_has_a_root_from_37_of_100_on():
     assert kl_uniform(p) == pytest.approx(1 - np.log(100 / 37), abs=1e-10)
     with pytest.warns(RuntimeWarning, match="36 of 100"):
         weights(FedMABA().init(100), plain(100, range(36), np.arange(36.0)), ball="literal")
-
-
-def test_balls_and_syncs_coincide_at_full_participation():
-    variants = [{"ball": b} for b in ("cohort", "global", "literal")] + [{"sync": "overwrite"}]
-    paths = [[d.coef for _, d in play(FedMABA(**keys), 20, 20, 30)] for keys in variants]
-    for path in paths[1:]:
-        assert np.allclose(path, paths[0], atol=1e-12)
-
-
-def test_loss_is_asked_for_where_the_user_says():
-    for at in ("start", "mean", "end"):
-        assert FedMABA(loss_at=at).needs().loss == at
-    assert FedMABA().needs().early
-    assert not FedMABA(loss_at="end").needs().early

@@ -22,11 +22,6 @@ def history():
     return report_cases.history(labels, seeds=2, clients=12, rounds=8, every=2)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, tiny_npz):
-    return report_cases.finished_run(tmp_path_factory.mktemp("print") / "run", tiny_npz)
-
-
 @pytest.mark.parametrize(
     ("label", "name"),
     [
@@ -82,7 +77,7 @@ def fifteen():
 @pytest.mark.parametrize("kind", ["tradeoff", "ranks", "accuracy"])
 def test_fifteen_rows_fit_and_nothing_covers_another(kind, width, inches, fifteen):
     with figures.style("serif"):
-        figure = figures.draw([data.source_of(fifteen)], kind, width=width)
+        figure = figures.draw([data.source_of(fifteen)], kind, width=width, font="serif")
         figure.draw_without_rendering()
         seen, dots = figure.get_tightbbox(), figure.canvas.get_renderer()
         labels = [*(a.xaxis.label for a in figure.axes), *figure.texts[-1:]]
@@ -96,6 +91,10 @@ def test_fifteen_rows_fit_and_nothing_covers_another(kind, width, inches, fiftee
     assert all(box.width > 72 and box.height > 72 for box in sizes)  # an inch at the least
     if kind == "tradeoff":
         assert bool(legends) == (width == "column")  # names beside points where there is room
+        words = [t for axes in figure.axes for t in axes.texts if t.get_text()]
+        boxes = [word.get_window_extent(dots) for word in words]
+        assert len({word.get_text() for word in words}) == (15 if width == "page" else 0)
+        assert not any(box.count_overlaps(boxes[:i]) for i, box in enumerate(boxes))
 
 
 def test_panels_of_a_line_have_one_range(history):

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import fedmaba
@@ -78,18 +77,6 @@ def test_a_run_that_diverged_says_so_again(call, words, monkeypatch):
     no_training(monkeypatch)
     assert call(*wild).code == 65
     assert call("resume", "mine").code == 65
-
-
-def test_other_data_in_the_same_file_are_refused(tiny_npz, tmp_path):
-    mine = tmp_path / "mine.npz"
-    mine.write_bytes(Path(tiny_npz).read_bytes())
-    play(begun(asked(mine, seeds=1), tmp_path / "run"))
-    with np.load(mine) as z:
-        arrays = dict(z)
-    arrays["x"] = arrays["x"] + 1
-    np.savez(mine, **arrays)
-    with pytest.raises(InputError, match="the data differ from those"):
-        begun(asked(mine, seeds=1), tmp_path / "run")
 
 
 def test_an_edited_result_is_refused(tiny_npz, tmp_path):

@@ -20,113 +20,39 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.clientapp import ClientApp
 
-from fedmaba.deploy import messages, reply_fetching
+from fedmaba.deploy import messages
 from fedmaba.deploy.flower_app.new import new
 from fedmaba.errors import InputError
-from fedmaba.flower import FlowerStrategy, client_app, load_arrays, reply
-from fedmaba.simulation import engine
-from fedmaba.strategies import REGISTRY, parse
+from fedmaba.flower import FlowerStrategy, load_arrays
 from flower_grid import LocalGrid, light_app, light_model
-from flower_sites import CONFIG, assert_same, first, local_data
-
-ROUNDS = 3
-SPECS = [
-    *(
-        name
-        for name, kind in REGISTRY.items()
-        if not (kind().needs().groups or kind().needs().first_steps or kind().needs().trials)
-        and not kind().local().keeps
-    ),
-    "fedmaba:alpha=0.8,loss_at=mean",
-    "fedmaba:loss_at=end",
-    "qffl:q=1,mode=sgd",
-    "propfair:M=3,epsilon=0.5",
-    "fedfv:tau=2",
-    "term:normalise=reference",
-    "multikrum:share=0.4",
-]
+from flower_sites import (
+    CONFIG,
+    assert_same,
+    first,
+    grid_of,
+    model_of,
+    named,
+    served,
+    simulated,
+)
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
+def apps(fed):
+    return grid_of(fed).apps
 
 
-def apps(fed, model="mlp") -> dict[int, ClientApp]:
-    """A ClientApp per client; node ids say nothing about the order of sites."""
-    return {
-        1000 - 7 * c: client_app(model, local_data(fed, c), site=f"site-{c}")
-        for c in range(fed.n_clients)
-    }
-
-
-def simulated(spec: str, fed, participants=None, rounds=ROUNDS, model="mlp", seed=0):
-    """The simulator's model after some rounds, by name."""
-    (strategy,) = parse(spec)
-    plan = engine.Plan(rounds, participants, minibatch=4, eval_every=rounds)
-    batch = engine.start([engine.Run(strategy, seed, fed)], plan, model)
-    for snapshot in engine.simulate(batch):
-        assert not any(snapshot.progress.diverged)
-    at, unpack = batch.progress, batch.rows.layout.unpack
-    return {n: w.numpy() for n, w in unpack(at.model[0]).items()}, at
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_every_strategy_gives_the_simulators_model(spec, fed):
-    strategy = FlowerStrategy(spec, min_available_nodes=5, evaluate=False)
-    grid = LocalGrid(apps(fed))
-    result = strategy.start(grid, first(fed), num_rounds=ROUNDS, train_config=ConfigRecord(CONFIG))
-    expected, _ = simulated(spec, fed)
-    assert_same(result.arrays, expected)
-
-
-@pytest.mark.parametrize("spec", ["fedmaba:alpha=0.8", "afl", "fedfv:tau=2", "fedprox:mu=1"])
-def test_part_of_the_sites_are_those_the_simulator_draws(spec, fed):
-    strategy = FlowerStrategy(spec, fraction_train=0.6, min_available_nodes=5, seed=3)
-    result = strategy.start(
-        LocalGrid(apps(fed)), first(fed, seed=3), 4, train_config=ConfigRecord(CONFIG)
-    )
-    expected, at = simulated(spec, fed, participants=3, rounds=4, seed=3)
-    assert_same(result.arrays, expected)
-    assert strategy.server is not None
-    for name, value in at.states[0].items():
-        np.testing.assert_allclose(strategy.server.state[name], value, atol=1e-6)
-    assert all(len(report["sites"]) == 3 for report in strategy.reports)
-
-
-def started(spec, fed, grid, rounds=ROUNDS, **options):
-    """A run through our own loop; its strategy and result."""
-    options = {"min_available_nodes": 2, **options}
-    strategy = FlowerStrategy(spec, **options)
-    config = ConfigRecord(CONFIG)
-    return strategy, strategy.start(grid, first(fed), rounds, timeout=1, train_config=config)
-
-
-def test_what_a_run_returns(fed):
-    _, ours = started("fedmaba", fed, LocalGrid(apps(fed)), min_available_nodes=5)
-    expected, _ = simulated("fedmaba", fed)
-    assert_same(ours.arrays, expected)
-    assert set(ours.train_metrics_clientapp) == {1, 2, 3}
-    assert {"variance", "accuracy", "lambda", "kl", "replies"} <= set(
-        ours.train_metrics_clientapp[1]
-    )
-    assert ours.evaluate_metrics_clientapp[3]["accuracy"] > 0
-
-
-def test_the_model_handed_out_is_the_simulators(fed):
-    strategy, _ = started("fedmaba", fed, LocalGrid(apps(fed)), min_available_nodes=5)
-    _, at = simulated("fedmaba", fed)
-    batch = engine.start([engine.Run(parse("fedmaba")[0], 0, fed)], engine.Plan(1), "mlp")
-    expected = {n: w.numpy() for n, w in batch.rows.layout.unpack(at.deployed[0]).items()}
-    assert_same(strategy.deployed, expected)
-
-
-def test_what_each_round_reports(fed):
-    strategy, _ = started("fedmaba", fed, LocalGrid(apps(fed)), min_available_nodes=5)
-    assert [report["round"] for report in strategy.reports] == [1, 2, 3]
-    sites = strategy.reports[0]["sites"]
+def test_what_a_run_returns_hands_out_and_reports(fed):
+    flower, result = served("fedmaba", fed, grid_of(fed), evaluate=True)
+    batch, _ = simulated("fedmaba", fed)
+    assert_same(result.arrays, model_of(batch))
+    assert set(result.train_metrics_clientapp) == {1, 2, 3}
+    told = result.train_metrics_clientapp[1]
+    assert {"variance", "accuracy", "lambda", "kl", "replies"} <= set(told)
+    assert result.evaluate_metrics_clientapp[3]["accuracy"] > 0
+    assert_same(flower.deployed, named(batch, batch.progress.deployed[0]))
+    assert [report["round"] for report in flower.reports] == [1, 2, 3]
+    sites = flower.reports[0]["sites"]
     assert list(sites) == [f"site-{c}" for c in range(5)]
     assert sum(row["weight"] for row in sites.values()) == pytest.approx(1.0)
     assert [row["examples"] for row in sites.values()] == fed.train.size.tolist()
@@ -135,42 +61,11 @@ def test_what_each_round_reports(fed):
 # restarts
 
 
-@pytest.mark.parametrize("spec", ["fedmaba:alpha=0.8", "afl", "fedfv:tau=2", "term"])
-@pytest.mark.parametrize("moment", ["inside", "between"])
-def test_a_server_that_died_goes_on_with_the_same_numbers(spec, moment, fed, tmp_path):
-    _, whole = started(spec, fed, LocalGrid(apps(fed)), 4, min_available_nodes=5)
-    grid = LocalGrid(apps(fed))
-    seen = []
-
-    def die(message, answer):
-        if message.metadata.message_type == "train":
-            seen.append(message)
-            if len(seen) in ((8, 19) if moment == "inside" else (6, 11)):
-                raise SystemExit  # as if the process were gone
-        return answer
-
-    grid.spoil = die
-    options = {"min_available_nodes": 5, "state": tmp_path / "state"}
-    result = None
-    for _ in range(5):
-        strategy = FlowerStrategy(spec, **options)
-        try:
-            result = strategy.start(grid, first(fed), 4, train_config=ConfigRecord(CONFIG))
-            break
-        except SystemExit:
-            continue
-    assert result is not None
-    for name, array in whole.arrays.items():
-        np.testing.assert_array_equal(result.arrays[name].numpy(), array.numpy())
-
-
 SCRIPT = """
 import os, signal, sys
 from fedmaba import flower
-from fedmaba.deploy import reply_fetching
 from fedmaba.results import files
 from flower_grid import LocalGrid, light_app, light_model
-reply_fetching.POLL_SECONDS = 0.001
 moment = int(sys.argv[1])  # before which write or reply this process ends
 
 def dying(work):
@@ -216,31 +111,22 @@ def test_sigkill_at_any_moment_changes_no_number(tmp_path):
         assert done.stdout == whole.stdout, moment
 
 
-def test_a_finished_run_can_be_made_longer(fed, tmp_path):
-    options = {"min_available_nodes": 5, "state": tmp_path}
-    started("fedmaba", fed, LocalGrid(apps(fed)), 2, **options)
-    _, longer = started("fedmaba", fed, LocalGrid(apps(fed)), 3, **options)
-    expected, _ = simulated("fedmaba", fed)
-    assert_same(longer.arrays, expected)
-    assert_same(load_arrays(tmp_path / "models" / "last.safetensors"), expected)
-
-
 # sites that come and go
 
 
 def test_a_site_that_falls_silent_keeps_its_weight_and_returns(fed):
-    grid = LocalGrid(apps(fed))
+    grid = grid_of(fed)
 
     def lose(message, answer):
         lost = message.metadata.dst_node_id == 1000 and "round 2 " in message.metadata.group_id
         return None if lost else answer
 
     grid.spoil = lose
-    strategy, _ = started("fedmaba", fed, grid, min_available_nodes=5)
+    strategy, _ = served("fedmaba", fed, grid)
     first_, second, third = strategy.reports
     assert set(first_["sites"]) == set(third["sites"]) == {f"site-{c}" for c in range(5)}
     assert "site-0" not in second["sites"]
-    assert second["refused"] == ["node 1000 (site-0): it failed: no answer within 1 seconds"]
+    assert second["refused"] == ["node 1000 (site-0): it failed: no answer within 5 seconds"]
 
 
 def test_a_site_that_cannot_be_reached_is_named(fed):
@@ -251,7 +137,7 @@ def test_a_site_that_cannot_be_reached_is_named(fed):
             ids = super().push_messages(messages)
             return [None if gone else i for i, gone in zip(ids, lost, strict=True)]
 
-    strategy, _ = started("fedmaba", fed, Cut(apps(fed)), 1, min_available_nodes=5)
+    strategy, _ = served("fedmaba", fed, Cut(apps(fed)), 1)
     assert "site-0" not in strategy.reports[0]["sites"]
     assert strategy.reports[0]["refused"] == [
         "node 1000 (site-0): it failed: nothing could be sent"
@@ -298,29 +184,6 @@ def test_too_few_sites_is_said_in_time(fed, monkeypatch):
         strategy.start(LocalGrid(some), first(fed), 1)
     assert said[-1] == "waiting for sites: 2 of 3 are here"
     assert len(said) == len(set(said))
-
-
-def test_an_app_of_your_own_needs_three_lines(fed):
-    """A ClientApp that knows nothing of fedmaba but its reply; it answers no query."""
-
-    def own(c):
-        app = ClientApp()
-        inner = client_app("mlp", local_data(fed, c), site=f"site-{c}")
-
-        @app.train()
-        def train(message, context):
-            done = inner(message, context).content  # its own training
-            loss = done["metrics"]["loss"]  # at the received model
-            numbers = {"num-examples": int(fed.train.size[c]), "loss": loss}
-            return reply(message, done["arrays"], numbers, f"site-{c}")
-
-        return app
-
-    grid = LocalGrid({1000 - c: own(c) for c in range(5)})
-    strategy, result = started("fedmaba", fed, grid, 2, min_available_nodes=5)
-    assert strategy.server.sites == [f"site-{c}" for c in range(5)]
-    assert all(len(report["sites"]) == 5 for report in strategy.reports)
-    assert all(np.isfinite(a.numpy()).all() for a in result.arrays.values())
 
 
 # hostile replies, as Flower delivers them
@@ -370,29 +233,14 @@ def _raise(error):
     return spoil
 
 
-def _scaled(value):
-    return lambda a: Array(np.full_like(a.numpy(), value))
-
-
 HOSTILE = {
-    "nan": _array("w", _scaled(np.nan)),
-    "infinity": _array("w", _scaled(np.inf)),
-    "huge": _array("w", _scaled(1e35)),
-    "broadcast": _array("w", Array(np.zeros((1,), np.float32))),
     "complex": _array("w", lambda a: Array(a.numpy().astype(np.complex64))),
-    "extra": _array("more", Array(np.zeros(3, np.float32))),
     "bytes": _array("w", lambda a: Array(a.dtype, a.shape, a.stype, b"junk")),
     "pickle": _array("w", lambda a: Array(a.dtype, a.shape, "pickle", b"cos\nsystem\n.")),
     "object": _array("w", lambda a: Array("object", a.shape, a.stype, a.data)),
-    "loss nan": _metric(loss=float("nan")),
     "loss list": _metric(loss=[1.0, 2.0]),
-    "loss huge": _metric(loss=1e9),
-    "count huge": _metric(num_examples=10**12),
-    "count float": _metric(num_examples=1.5),
-    "count negative": _metric(num_examples=-1),
     "two models": lambda m, a: rebuilt(m, a, second=ArrayRecord()),
     "two names": lambda m, a: rebuilt(m, a, second=ConfigRecord({"site": "x"})),
-    "name of another": lambda m, a: rebuilt(m, a, config=ConfigRecord({"site": "site-1"})),
     "name as bytes": lambda m, a: rebuilt(m, a, config=ConfigRecord({"site": b"site-0"})),
     "name list": lambda m, a: rebuilt(m, a, config=ConfigRecord({"site": ["site-0"]})),
     "nothing": lambda m, a: Message(RecordDict(), reply_to=m),
@@ -403,7 +251,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("spec", ["fedavg", "qffl:q=1", "afl", "term", "fedfv", "fedmaba"])
+@pytest.mark.parametrize("spec", ["fedavg", "fedmaba"])
 def test_hostile_messages_are_left_out_and_the_run_goes_on(spec):
     """Node 100 (site-0) does one thing after another, a round each."""
     kinds = list(HOSTILE)
@@ -433,7 +281,7 @@ def test_hostile_messages_are_left_out_and_the_run_goes_on(spec):
 
 def test_who_answered_is_not_what_the_reply_says(fed):
     """A node that claims another's id in its metadata is still known by the message it answers."""
-    grid = LocalGrid(apps(fed))
+    grid = grid_of(fed)
 
     def spoil(message, answer):
         if message.metadata.dst_node_id == 1000 and message.metadata.message_type == "train":
@@ -441,31 +289,11 @@ def test_who_answered_is_not_what_the_reply_says(fed):
         return answer
 
     grid.spoil = spoil
-    strategy, _ = started("fedavg", fed, grid, 1, min_available_nodes=5)
+    strategy, _ = served("fedavg", fed, grid, 1)
     assert list(strategy.reports[0]["sites"]) == [f"site-{c}" for c in range(5)]
 
 
 # the rest
-
-
-def test_the_server_needs_no_torch(tmp_path):
-    """It starts from a file, weighs a round and saves, in a process where torch cannot load."""
-    code = """
-import sys; sys.modules["torch"] = None
-import numpy as np, safetensors.numpy
-from fedmaba.deploy.validation import Reply
-from fedmaba.flower import FlowerStrategy, load_arrays
-safetensors.numpy.save_file({"w": np.ones(3, np.float32)}, "first.safetensors")
-for spec in ("fedmaba", "afl", "qffl", "fedfv", "fedmgda"):
-    strategy = FlowerStrategy(spec, state=spec)
-    server = strategy._begin(load_arrays("first.safetensors"))
-    three = {i: {"w": np.full(3, i, np.float32)} for i in (1, 2)}
-    server.finish_round([Reply(i, f"s{i}", w, 5, 1.0 + i) for i, w in three.items()])
-    assert server.round == 1 and np.isfinite(server.model["w"]).all()
-assert sys.modules["torch"] is None
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_bad_options_are_refused():
@@ -499,7 +327,7 @@ def test_bad_options_are_refused():
 def test_a_bad_start_is_refused_before_any_site_is_asked(bad, said, fed, tmp_path):
     strategy = FlowerStrategy("fedavg", state=tmp_path / "state")
     with pytest.raises(InputError, match=f"{said}: it must be a"):
-        strategy.start(LocalGrid(apps(fed)), first(fed), **bad)
+        strategy.start(grid_of(fed), first(fed), **bad)
     assert not (tmp_path / "state").exists()
 
 

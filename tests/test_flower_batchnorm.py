@@ -1,4 +1,4 @@
-"""BatchNorm and frozen weights on Flower: what is sent, what stays, the simulator's model."""
+"""BatchNorm, frozen weights and features on Flower: the simulator's model; what sites send."""
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from flower_sites import assert_same, local_data
 from plain_loop import Drifting, one
 from plain_norms import norm_net
 from test_frozen_weights import body
+from toys import Featured
 
 ROUNDS = 3
 
@@ -102,6 +103,13 @@ def test_frozen_weights_are_not_sent(fed, tmp_path):
     sent = [m.content["arrays"] for m in grid.sent if "arrays" in m.content]
     assert sent
     assert all(set(arrays) == trained for arrays in sent)
+
+
+def test_features_are_contrasted_at_sites(fed, tmp_path):
+    strategy = one("moon:on=features")
+    _, _, model = simulated(fed, strategy, "refuse", Featured)
+    _, _, result = federated(fed, tmp_path, strategy, "refuse", Featured, evaluate=False)
+    assert_same(result.arrays, model)
 
 
 def test_a_site_refuses_what_no_server_sends(fed):

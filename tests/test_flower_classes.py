@@ -9,8 +9,7 @@ pytest.importorskip("torch")
 from flwr.app import ConfigRecord
 
 from fedmaba.data import datasets
-from fedmaba.data.datasets import Dataset, from_arrays
-from fedmaba.deploy import reply_fetching
+from fedmaba.data.datasets import Dataset
 from fedmaba.deploy.client import LocalClient
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays
@@ -19,11 +18,6 @@ from flower_grid import LocalGrid
 RNG = np.random.default_rng(0)
 MIDDLE = RNG.normal(size=(4, 6)) * 3  # where the examples of a class lie
 WORDS = ["rash", "cough", "fever", "none"]  # not in the order of the alphabet
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
 def examples(classes, each=30):
@@ -36,12 +30,6 @@ def csv_file(path, classes, names):
     x, y = examples(classes)
     rows = [f"{names[k]}," + ",".join(map(str, row)) for row, k in zip(x, y, strict=True)]
     path.write_text("\n".join(["label,a,b,c,d,e,f", *rows]) + "\n")
-    return datasets.load(str(path))
-
-
-def npz_file(path, classes):
-    x, y = examples(classes)
-    np.savez(path, x=x, y=y)
     return datasets.load(str(path))
 
 
@@ -69,14 +57,6 @@ def test_csv_files_with_some_of_the_classes_learn_the_right_ones(names, tmp_path
     predict, _ = trained(data, names)
     x, y = examples([0, 1, 2, 3])
     assert (predict(x) == y).mean() > 0.9
-
-
-def test_npz_files_with_some_of_the_classes_learn_the_right_ones(tmp_path):
-    data = [npz_file(tmp_path / f"{c}.npz", part) for c, part in enumerate(PARTS)]
-    for classes in (4, ["0", "1", "2", "3"]):
-        predict, _ = trained(data, classes)
-        x, y = examples([0, 1, 2, 3])
-        assert (predict(x) == y).mean() > 0.9
 
 
 def site(y, own, classes) -> LocalClient:
@@ -123,18 +103,3 @@ def test_the_server_is_told_and_the_others_go_on(tmp_path):
         assert list(report["sites"]) == ["s0", "s1", "s2", "s3"]
         (why,) = report["refused"]
         assert "(s4): it failed: label two of this site is not among" in why
-
-
-def test_evaluation_uses_the_same_numbers():
-    x, y = examples([1, 2])
-    names = ["1", "2", "3", "9"]
-    own = Dataset("own", x, y - 1, 30, ("2", "3"))  # the last 30, of class "3", test
-    weights = {"1.weight": np.zeros((4, 6), np.float32), "1.bias": np.array([0, 0, 1.0, 0], "f4")}
-    first = initial_arrays("softmax", (6,), 4)
-    weights = dict(zip(first, weights.values(), strict=True))
-    assert LocalClient("softmax", own, names).evaluate(weights) == {"accuracy": 1.0}
-
-
-def test_arrays_given_by_hand_are_numbers(tmp_path):
-    data = from_arrays(np.zeros((3, 2)), [0, 1, 2])
-    assert LocalClient("softmax", data).targets.labels().tolist() == [0, 1, 2]

@@ -12,11 +12,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
-from flwr.app import Array, ArrayRecord, Error, Message
+from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 
 from fedmaba import FedAvg, flower, strategies
-from fedmaba.deploy import reply_fetching, secure
 from fedmaba.deploy.settings import FederationSettings, read_dp, read_losses
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, SecureSum, secure_mod
@@ -24,15 +23,10 @@ from fedmaba.privacy import accounting, secret_noise
 from fedmaba.privacy.mechanism import Privacy, clip_rows
 from fedmaba.report import data, federation, run_setup
 from fedmaba.report.table import privacy_note
-from flower_grid import LocalGrid, light_app
+from flower_grid import LocalGrid, light_app, lost, stage_of
 
 SITES, SIZE, ROUNDS = 4, 4000, 3
 DP = {"epsilon": 8.0, "clip": 0.5, "loss": 2.0}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -66,11 +60,6 @@ def run(state, spec="fedmaba", rounds=ROUNDS, grid=None, **options):
 def run_secure(state, spec="fedmaba", spoil=None, rule=None, **options):
     rule, grid = rule or SecureSum(threshold=2.0 / 3), grid_of([secure_mod], spoil)
     return run(state, spec, grid=grid, secure=rule, **options)
-
-
-def stage_of(message: Message) -> str:
-    record = message.content.get("config", {})
-    return secure.read_message(record["secure"], 10**7)["stage"] if "secure" in record else ""
 
 
 def ledger(state) -> dict:
@@ -178,13 +167,6 @@ def test_losses_are_noised_before_the_strategy_and_the_record_see_them(
     assert "9.0" not in told
 
 
-def test_without_noise_private_and_secure_private_sums_agree(tmp_path, counted, no_noise):
-    models = [start(tmp_path / n, rounds=2)[0] for n, start in (("a", run), ("b", run_secure))]
-    one, other = (m.arrays["w"].numpy() for m in models)
-    np.testing.assert_allclose(one, other, atol=1e-6)
-    assert np.abs(one).max() > 1e-4
-
-
 def test_the_record_says_which_generator_and_whom_sites_trust(tmp_path, counted):
     run(tmp_path / "plain", rounds=1)
     run_secure(tmp_path / "secure", rounds=1)
@@ -265,11 +247,7 @@ def test_a_lying_loss_beyond_the_bound_is_refused_where_sites_add_the_noise(tmp_
 
 
 def test_weights_of_sites_that_drop_out_make_the_noise_larger(tmp_path, counted):
-    def spoil(message, answer):
-        if message.metadata.dst_node_id == 97 and stage_of(message) == "mask":
-            return Message(Error(2, "killed"), reply_to=message)
-        return answer
-
+    spoil = lost([97], "mask")
     _, strategy = run_secure(tmp_path / "s", "fedavg", spoil=spoil, rounds=1)
     found = strategy.reports[0]["privacy"]["largest weight"]
     assert found == pytest.approx(13 / 46 / (33 / 46))  # scaled up by what site-3 held
@@ -333,15 +311,7 @@ def test_where_sites_add_noise_they_are_counted_before_they_are_asked(tmp_path, 
 
 
 def test_a_secure_round_that_is_repeated_is_counted_again(tmp_path, counted, caplog):
-    left = {"mask": 3}
-
-    def spoil(message, answer):
-        if left.get(stage_of(message)):
-            left[stage_of(message)] -= 1
-            return Message(Error(2, "killed"), reply_to=message)
-        return answer
-
-    state = tmp_path / "s"
+    spoil, state = lost(range(97, 101), "mask", times=3), tmp_path / "s"
     _, strategy = run_secure(state, spoil=spoil, rounds=2)
     assert strategy.reports[0]["info"]["dp_epsilon"] == 2.0
     assert len(strategy.reports) == 1  # the noise was made for two
@@ -506,6 +476,8 @@ def test_a_new_app_has_the_promise_in_its_settings(tmp_path):
         new(tmp_path / name, secure_sums, dp)
         told = tomllib.loads((tmp_path / name / "pyproject.toml").read_text())
         settings = told["tool"]["flwr"]["app"]["config"]
+        client = (tmp_path / name / "fairapp" / "client_app.py").read_text()
+        assert settings["secure"] is ("secure=True" in client) is secure_sums
         assert settings["dp"] == dp.replace(" ", "")
         assert settings["evaluate"] is not secure_sums
         assert ("privacy" in told["project"]["dependencies"][0]) == bool(dp)

@@ -11,59 +11,29 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
 from flwr.app import ConfigRecord
 
-from fedmaba.deploy import reply_fetching
 from fedmaba.deploy.kept_vectors import KeptVectors, KeptVectorsTask
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app
-from fedmaba.simulation import engine
 from flower_grid import LocalGrid
-from flower_sites import CONFIG, assert_same, first, local_data
+from flower_sites import (
+    CONFIG,
+    assert_kept,
+    assert_same,
+    first,
+    grid_of,
+    local_data,
+    model_of,
+    served,
+    simulated,
+)
 from plain_loop import Drifting
 
 ROUNDS = 4
 STRATEGY = Drifting()
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
-
-
-def grid_of(fed, folder, spoil=None) -> LocalGrid:
-    """Sites that keep their vectors in folders of their own."""
-    grid = LocalGrid(
-        {
-            1000 - 7 * c: client_app("mlp", local_data(fed, c), site=f"site-{c}")
-            for c in range(fed.n_clients)
-        },
-        spoil,
-    )
-    grid.config = {1000 - 7 * c: {"keep": str(folder / f"kept-{c}")} for c in range(fed.n_clients)}
-    return grid
-
-
 def run(fed, grid, rounds=ROUNDS, **options):
-    options = {"min_available_nodes": 5, "evaluate": False, **options}
-    strategy = FlowerStrategy(STRATEGY, **options)
-    seed = options.get("seed", 0)
-    config = ConfigRecord(CONFIG)
-    return strategy, strategy.start(grid, first(fed, seed=seed), rounds, 5, train_config=config)
-
-
-def simulated(fed, participants=None, rounds=ROUNDS, seed=0):
-    """The simulator's model, and what each client keeps, by name of the weight."""
-    plan = engine.Plan(rounds, participants, minibatch=4, eval_every=rounds)
-    batch = engine.start([engine.Run(STRATEGY, seed, fed)], plan, "mlp")
-    list(engine.simulate(batch))
-    at, unpack = batch.progress, batch.rows.layout.unpack
-    assert not any(at.diverged)
-    named = {n: w.numpy() for n, w in unpack(at.model[0]).items()}
-    kept = {
-        (name, c): {n: w.numpy() for n, w in unpack(vectors[c]).items()}
-        for name, vectors in at.memory.columns[0].items()
-        for c in range(fed.n_clients)
-    }
-    return named, kept
+    return served(STRATEGY, fed, grid, rounds, **options)
 
 
 def kept_file(folder, c=0):
@@ -71,36 +41,10 @@ def kept_file(folder, c=0):
     return found
 
 
-def kept_by(strategy, folder, c, weights):
-    """What a site keeps after its last reply that counted."""
-    server = strategy.server
-    told = KeptVectorsTask(
-        server.federation, server.round + 1, server.last_counted.get(f"site-{c}", 0)
-    )
-    store = KeptVectors(folder / f"kept-{c}", f"site-{c}")
-    zeros = {n: np.zeros_like(w) for n, w in weights.items()}
-    return store.load(told, dict.fromkeys(STRATEGY.local().keep, zeros))
-
-
-def same_as_simulator(strategy, result, folder, fed, **plan):
-    model, kept = simulated(fed, **plan)
-    assert_same(result.arrays, model)
-    for c in range(fed.n_clients):
-        mine = kept_by(strategy, folder, c, model)
-        for name, vector in mine.items():
-            for weight, value in vector.items():
-                np.testing.assert_allclose(value, kept[name, c][weight], rtol=0, atol=1e-5)
-
-
-def test_sites_that_keep_vectors_give_the_simulators_model(fed, tmp_path):
-    strategy, result = run(fed, grid_of(fed, tmp_path))
-    same_as_simulator(strategy, result, tmp_path, fed)
-
-
-def test_a_site_that_is_not_drawn_keeps_what_it_had(fed, tmp_path):
-    options = {"fraction_train": 0.6, "seed": 3}
-    strategy, result = run(fed, grid_of(fed, tmp_path), 6, **options)
-    same_as_simulator(strategy, result, tmp_path, fed, participants=3, rounds=6, seed=3)
+def same_as_simulator(strategy, result, folder, fed):
+    batch, _ = simulated(STRATEGY, fed, ROUNDS)
+    assert_same(result.arrays, model_of(batch))
+    assert_kept(strategy, folder, batch, model_of(batch))
 
 
 @pytest.mark.parametrize("died_at", [6, 8, 14])
@@ -148,10 +92,7 @@ def test_after_a_reply_that_did_not_count_a_site_goes_on_from_the_last_that_did(
     assert len(lost) == 1
     assert strategy.server.last_counted == {"site-0": 1} | {f"site-{c}": 2 for c in range(1, 5)}
     weights = {n: a.numpy() for n, a in first(fed).items()}
-    _, kept = simulated(fed, rounds=1)
-    for name, vector in kept_by(strategy, tmp_path, 0, weights).items():
-        for weight, value in vector.items():
-            np.testing.assert_allclose(value, kept[name, 0][weight], rtol=0, atol=1e-5)
+    assert_kept(strategy, tmp_path, simulated(STRATEGY, fed, 1)[0], weights, sites=[0])
 
 
 def test_no_kept_vector_leaves_its_site(fed, tmp_path):
@@ -191,8 +132,7 @@ def test_the_vectors_of_another_federation_are_never_used(fed, tmp_path, caplog)
     run(fed, grid_of(fed, tmp_path))
     with caplog.at_level(logging.INFO, "flwr"):
         _, again = run(fed, grid_of(fed, tmp_path))
-    model, _ = simulated(fed)
-    assert_same(again.arrays, model)
+    assert_same(again.arrays, model_of(simulated(STRATEGY, fed, ROUNDS)[0]))
     assert "start from zero" in caplog.text
     assert len(list((tmp_path / "kept-0").glob("site-0-*.vectors"))) == 2
 

@@ -14,10 +14,9 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 
 from fedmaba import flower
-from fedmaba.deploy import messages, reply_fetching
+from fedmaba.deploy import messages
 from fedmaba.deploy.flower_app.net import read_rounds
-from fedmaba.deploy.site_names import Node, SiteNames, read_sites
-from fedmaba.deploy.validation import Refused
+from fedmaba.deploy.site_names import read_sites
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy
 from flower_grid import LocalGrid, light_app, light_model
@@ -28,11 +27,6 @@ KEYS = {c: public_key_to_bytes(generate_key_pairs()[1]) for c in range(5)}
 def mark(key: bytes) -> str:
     """The fingerprint that a node with this key is known by."""
     return flower.as_node(NodeInfo(node_id=1, public_key=key)).key
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -185,6 +179,17 @@ def test_a_listed_node_that_calls_itself_something_else_does_not_count(tmp_path)
     assert "it says site 'site-2', but this node is 'site-1'" in report["refused"][0]
 
 
+def test_a_list_says_how_many_examples_a_site_may_claim():
+    known = {10: {"public_key": KEYS[0]}, 11: {"public_key": KEYS[1]}}
+    few = {"site-0": {"key": mark(KEYS[0]), "examples": 1}, "site-1": mark(KEYS[1])}
+    report = run(strategy(sites=few), grid_of({10: 0, 11: 1}, known), 1)
+    assert list(report["sites"]) == ["site-1"]
+    assert "it must lie in 1..1" in report["refused"][0]
+    few["site-0"]["examples"] = 0
+    with pytest.raises(InputError, match="say a count from 1"):
+        strategy(sites=few)
+
+
 def test_a_list_reassigns_a_name(tmp_path, said):
     state = tmp_path / "state"
     run(strategy(state=state), grid_of({10: 0, 11: 1}), 1)
@@ -235,7 +240,9 @@ def test_the_list_of_the_docs_is_one(tmp_path):
     page = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text()
     (block,) = re.findall(r"^```text\n(north = .*?)^```$", page, re.M | re.S)
     (tmp_path / "sites.toml").write_text(block)
-    assert list(read_sites(tmp_path / "sites.toml").listed) == ["north", "south"]
+    found = read_sites(tmp_path / "sites.toml")
+    assert list(found.listed) == ["north", "south", "west"]
+    assert found.examples == {"west": 800}
 
 
 # what the SuperLink's operator registered
@@ -268,21 +275,6 @@ def test_an_app_that_answers_no_query_cannot_take_a_name_either():
     grid.apps[6] = silent(3)
     assert "site-3" in run(ran, grid, 3)["sites"]
     assert ran.site_names.owners["site-3"] == "node 6"
-
-
-def test_names_by_themselves():
-    names = SiteNames()
-    names.check(Node(1), "a")
-    assert names.assign(Node(1), "a") == "site 'a' is node 1"
-    assert names.assign(Node(1), "a") is None
-    assert names.site_of(Node(1)) == "a"
-    assert names.site_of(Node(2)) is None
-    with pytest.raises(Refused, match="belongs to node 1"):
-        names.check(Node(2), "a")
-    assert names.assign(Node(1, "SHA256:x"), "a") == "site 'a' is SHA256:x, no longer node 1"
-    assert names.site_of(Node(7, "SHA256:x")) == "a"
-    assert names.site_of(Node(1, "SHA256:y")) is None
-    assert len(names.changes) == 2
 
 
 def test_flowers_own_grid_gives_keys_and_names():

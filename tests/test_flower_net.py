@@ -21,7 +21,6 @@ from fedmaba.data.federation import Federation
 from fedmaba.data.partition import Split
 from fedmaba.deploy.client import first_model
 from fedmaba.deploy.flower_app import net as net_module
-from fedmaba.deploy.flower_app import proxy
 from fedmaba.deploy.flower_app.demo import watch, write_site
 from fedmaba.deploy.flower_app.net import LINK, OFFLINE, Net, NetError, family_of, read_rounds
 from fedmaba.deploy.flower_app.new import new
@@ -241,20 +240,6 @@ def test_the_commands_for_keys_and_proxy_work_as_written(tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077]
     check = ["openssl", "verify", "-CAfile", "keys/ca.pem", "keys/server.pem"]
     subprocess.run(check, cwd=tmp_path, check=True, capture_output=True)
-
-
-def test_the_proxy_of_the_page_is_started_as_ours_and_stands_before_its_superlink():
-    (started,) = [line for line in shell() if line.startswith("fedmaba flower serve ")]
-    assert started.split() == proxy.serve_command("fedmaba", Path("proxy"))
-    (made,) = [line for line in shell() if line.startswith("fedmaba flower proxy ")]
-    (superlink,) = [line for line in shell() if line.startswith("flower-superlink ")]
-    port = made.split("--superlink-port ")[1]
-    assert f"--host 127.0.0.1 --port {port} " in superlink
-    door = made.split("--listen 0.0.0.0:")[1].split()[0]
-    node, *_ = [line for line in shell() if line.startswith("flower-supernode ")]
-    (check,) = [line for line in shell() if line.startswith("fedmaba flower check ")]
-    assert f"--superlink server.example.org:{door} " in node
-    assert f"check server.example.org:{door} " in check
 
 
 def test_no_folder_of_the_page_has_the_name_of_the_superlink(tmp_path):

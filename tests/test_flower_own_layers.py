@@ -7,33 +7,20 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
 from flwr.app import ConfigRecord
 
-from fedmaba.deploy import reply_fetching
 from fedmaba.errors import InputError
-from fedmaba.flower import FlowerStrategy, client_app, initial_arrays
+from fedmaba.flower import FlowerStrategy, initial_arrays
 from fedmaba.simulation import engine
 from fedmaba.simulation.parts.own_layers import OWN
 from fedmaba.strategies import FedBABU, FedRep, LGFedAvg
-from flower_grid import LocalGrid
-from flower_sites import assert_same, local_data
+from flower_sites import assert_same, grid_of, named
 from plain_loop import mlp
 from toys import Heads
 
 SHAPE, CLASSES, ROUNDS, SEED = (1, 8, 8), 4, 4, 3
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
-
-
 def federated(fed, folder, strategy, rounds=ROUNDS, own=None, **options):
-    grid = LocalGrid(
-        {
-            1000 - 7 * c: client_app(mlp, local_data(fed, c), site=f"site-{c}")
-            for c in range(fed.n_clients)
-        }
-    )
-    grid.config = {1000 - 7 * c: {"keep": str(folder / f"kept-{c}")} for c in range(fed.n_clients)}
+    grid = grid_of(fed, folder, model=mlp)
     served = FlowerStrategy(strategy, min_available_nodes=5, seed=SEED, **options)
     own = strategy.local().own_layers if own is None else own
     first = initial_arrays(mlp, SHAPE, CLASSES, SEED, own_layers=own)
@@ -51,10 +38,10 @@ def test_sites_train_what_the_simulator_trains_over_restarts(strategy, fed, tmp_
     batch = engine.start([engine.Run(strategy, SEED, fed)], plan, mlp)
     *_, last = engine.simulate(batch)
     layout, at = batch.rows.layout, batch.progress
-    named = layout.unpack(at.model[0])
+    model = named(batch, at.model[0])
     federated(fed, tmp_path, strategy, 2, state=tmp_path / "state")
     grid, _, result = federated(fed, tmp_path, strategy, state=tmp_path / "state")
-    assert_same(result.arrays, {n: named[n].numpy() for n in layout.sent_names()})
+    assert_same(result.arrays, {n: model[n] for n in layout.sent_names()})
     for message in grid.sent:
         if "arrays" in message.content:
             assert not set(message.content["arrays"]) & set(layout.kept_names())

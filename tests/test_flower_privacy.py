@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
 from flwr.app import ConfigRecord
-from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -16,7 +16,6 @@ from flwr.serverapp.strategy import (
 from flwr.serverapp.strategy import Strategy as FlwrStrategy
 
 from fedmaba.data.datasets import from_arrays
-from fedmaba.deploy import reply_fetching
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays
 from flower_grid import LocalGrid, light_app, light_model
@@ -31,11 +30,6 @@ WRAPPERS = {
         s, noise, 3, clipped_count_stddev=9.0
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -93,12 +87,6 @@ def test_noise_of_a_mod_at_the_sites_reaches_the_model(monkeypatch):
     noisy = moved([LocalDpMod(plain / 10, 1.0, 1.0, 1e-5)])
     assert clipped == pytest.approx(plain / 10, rel=0.5)
     assert noisy > 3 * plain
-
-
-def test_clipping_of_a_mod_at_the_sites_reaches_the_model():
-    plain = moved([])
-    clipped = moved([fixedclipping_mod], clipping_norm=plain / 10)
-    assert clipped == pytest.approx(plain / 10, rel=0.5)
 
 
 def test_a_mod_does_not_touch_the_greeting():

@@ -11,27 +11,17 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedmaba.deploy import masks, reply_fetching, secure, secure_site
+from fedmaba.deploy import masks, secure, secure_site
 from fedmaba.deploy.secure import SecureSum
 from fedmaba.deploy.secure_round import SecureRound, sum_changes
 from fedmaba.deploy.validation import NPY, RawArray, RawReply, Reply
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, secure_mod
 from fedmaba.strategies.base import Decision
-from flower_grid import LocalGrid, light_app, light_model
+from flower_grid import LocalGrid, light_app, light_model, stage_of
 
 SITES = 5
 CHEAT = 97  # the node of site-3
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
-
-
-def stage_of(message: Message) -> str:
-    record = message.content.get("config", {})
-    return json.loads(record["secure"])["stage"] if "secure" in record else ""
 
 
 def cheated(stage, change, rounds=1, nodes=(CHEAT,), times=99):
@@ -274,15 +264,6 @@ def test_weights_that_differ_from_site_to_site_give_the_server_nothing():
         else:
             with pytest.raises(Exception, match="outside what"):
                 attempt.result()
-
-
-def test_masks_are_those_of_aes_and_differ_between_rounds():
-    told = secure.agreement("r", {}, 2, [], [])
-    one = masks.own_mask(b"s" * 15, told, 1000)
-    np.testing.assert_array_equal(one[:10], masks.own_mask(b"s" * 15, told, 10))
-    other = masks.own_mask(b"s" * 15, secure.agreement("q", {}, 2, [], []), 1000)
-    assert abs(np.corrcoef(one, other)[0, 1]) < 0.2
-    assert abs(one.mean() / 2**32 - 0.5) < 0.05
 
 
 # secrecy

@@ -8,36 +8,21 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
-from fedmaba.deploy import masks, reply_fetching, secure, secure_site
+from fedmaba.deploy import masks, secure, secure_site
 from fedmaba.deploy.secure import SecureSum
 from fedmaba.deploy.secure_round import SecureRound
 from fedmaba.deploy.site_names import key_fingerprint
 from fedmaba.deploy.site_rules import SiteRules
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, secure_mod
-from flower_grid import LocalGrid, light_app, light_model
+from flower_grid import LocalGrid, light_app, light_model, signing_keys
 
 SITES, SIZE = 5, 30
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
-
-
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    """A folder with a key for each site, as docs/deploy.md makes them, and the list of them."""
-    folder = tmp_path_factory.mktemp("keys")
-    lines = []
-    for c in range(SITES):
-        made = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"site-{c}"]
-        subprocess.run(made, cwd=folder, check=True)
-        shown = ["ssh-keygen", "-lf", f"site-{c}.pub"]
-        told = subprocess.run(shown, cwd=folder, check=True, capture_output=True, text=True)
-        lines.append(f'site-{c} = "{told.stdout.split()[1]}"')
-    (folder / "sites.toml").write_text("\n".join(lines))
-    return folder
+    return signing_keys(tmp_path_factory.mktemp("keys"), SITES)
 
 
 def rules_of(keys, c: int, **more) -> SiteRules:

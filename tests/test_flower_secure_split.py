@@ -5,7 +5,6 @@ All of a site is the site's own code: the server here asks it, as a real one doe
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +12,20 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
-from flwr.app import Error, Message
 
-from fedmaba.deploy import masks, reply_fetching, secure, secure_site
+from fedmaba.deploy import masks, secure, secure_site
 from fedmaba.deploy.secure import SecureSum, least_signed
 from fedmaba.deploy.secure_round import SecureRound, sum_changes
 from fedmaba.deploy.server import FederationServer
 from fedmaba.deploy.site_memory import SiteMemory
-from fedmaba.deploy.site_names import key_fingerprint
 from fedmaba.deploy.site_rules import SiteRules
 from fedmaba.deploy.validation import RawReply, Reply
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, secure_mod
 from fedmaba.strategies.base import Decision
-from flower_grid import LocalGrid, light_app, light_model
+from flower_grid import LocalGrid, light_app, light_model, lost, signing_keys
 from flower_sites import first, local_data
-from test_flower_secure_attacks import as_raw, stage_of
+from test_flower_secure_attacks import as_raw
 
 MOST, SIZE = 10, 30
 VICTIM = 0
@@ -36,19 +33,7 @@ VICTIM = 0
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    """A signing key for each site, and the list of them."""
-    from cryptography.hazmat.primitives import serialization
-
-    folder = tmp_path_factory.mktemp("keys")
-    lines = []
-    form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    for c in range(MOST):
-        made = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"site-{c}"]
-        subprocess.run(made, cwd=folder, check=True)
-        public = serialization.load_ssh_public_key((folder / f"site-{c}.pub").read_bytes())
-        lines.append(f'site-{c} = "{key_fingerprint(public.public_bytes(*form))}"')
-    (folder / "sites.toml").write_text("\n".join(lines))
-    return folder
+    return signing_keys(tmp_path_factory.mktemp("keys"), MOST)
 
 
 def rules_of(keys, c: int, keep) -> SiteRules:
@@ -338,15 +323,8 @@ def test_a_server_killed_after_a_sum_was_opened_gets_no_other_sum_of_the_round(
     tmp_path, monkeypatch
 ):
     """Before, the difference of the two sums was the share of the site that came later."""
-    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
-    away = [True]
-
-    def spoil(message, answer):
-        if message.metadata.dst_node_id == 96 and stage_of(message) == "mask" and away[0]:
-            return Message(Error(2, "killed"), reply_to=message)
-        return answer
-
-    grid = LocalGrid({100 - c: light_app(c, [secure_mod]) for c in range(5)}, spoil)
+    without_site_4 = lost([96], "mask")
+    grid = LocalGrid({100 - c: light_app(c, [secure_mod]) for c in range(5)}, without_site_4)
     grid.config = {node: {"keep": str(tmp_path / str(node))} for node in grid.apps}
 
     def start():
@@ -362,12 +340,12 @@ def test_a_server_killed_after_a_sum_was_opened_gets_no_other_sum_of_the_round(
         with pytest.raises(ZeroDivisionError):
             run()
     strategy.server.close()
-    away[0] = False
+    grid.spoil = None
     strategy, run = start()
     with pytest.raises(InputError, match=r"failed 5 times.*1 of 5 sites answered in stage unmask"):
         run()
     strategy, run = start()
-    away[0] = True  # the same sites as before: the same sum
+    grid.spoil = without_site_4  # the same sites as before: the same sum
     run()
     assert strategy.reports[0]["secure"]["summed"] == 4
 

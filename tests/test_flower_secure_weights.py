@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Message, RecordDict
 
-from fedmaba.deploy import reply_fetching, round_log, secure, secure_site
+from fedmaba.deploy import round_log, secure, secure_site
 from fedmaba.deploy.secure import SecureSum
 from fedmaba.deploy.secure_round import SecureRound
 from fedmaba.deploy.settings import FederationSettings, require_same_terms
@@ -24,14 +24,9 @@ from fedmaba.flower import FlowerStrategy, client_app, secure_mod
 from fedmaba.report import data, federation, model_card
 from fedmaba.strategies.afl import AFL
 from fedmaba.strategies.base import Decision
-from flower_grid import LocalGrid, light_app, light_model
+from flower_grid import LocalGrid, light_app, light_model, lost, stage_of
 
 SITES = 5
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
 @dataclass(frozen=True)
@@ -65,19 +60,13 @@ def run(weights, grid=None, rounds=1, state=None, **rule):
     return strategy
 
 
-def stage_of(message: Message) -> str:
-    record = message.content.get("config", {})
-    return json.loads(record["secure"])["stage"] if "secure" in record else ""
-
-
-def lost(node, stage, seen):
+def lost_and_seen(node, stage, seen):
     """One node fails in a stage; `seen` notes all stages."""
+    fails = lost([node], stage)
 
     def spoil(message, answer):
         seen.append(stage_of(message))
-        if message.metadata.dst_node_id == node and stage_of(message) == stage:
-            return Message(Error(2, "killed"), reply_to=message)
-        return answer
+        return fails(message, answer)
 
     return spoil
 
@@ -108,7 +97,7 @@ def test_where_weight_is_spread_the_page_says_that_no_change_was_seen(tmp_path):
 def test_the_server_refuses_a_sum_of_one_site_before_anybody_sends_a_change():
     seen: list[str] = []
     with pytest.raises(InputError, match=r"round 1: no site was asked.*would hold 92\.0%") as error:
-        run([23, 0.5, 0.5, 0.5, 0.5], grid_of(lost(0, "", seen)), most_share=0.9)
+        run([23, 0.5, 0.5, 0.5, 0.5], grid_of(lost_and_seen(0, "", seen)), most_share=0.9)
     assert "\n" not in str(error.value)
     assert set(seen) == {"", "keys", "shares"}
     run([1, 1, 1, 1, 1], most_share=0.9)
@@ -117,7 +106,7 @@ def test_the_server_refuses_a_sum_of_one_site_before_anybody_sends_a_change():
 def test_a_share_that_grows_as_others_leave_is_refused_before_anybody_unmasks():
     seen: list[str] = []
     with pytest.raises(InputError, match=r"failed 5 times.*would hold 73"):
-        run([8, 1, 1, 8, 0.9], grid_of(lost(97, "mask", seen)), most_share=0.7)
+        run([8, 1, 1, 8, 0.9], grid_of(lost_and_seen(97, "mask", seen)), most_share=0.7)
     assert "mask" in seen
     assert "unmask" not in seen
 
@@ -125,7 +114,7 @@ def test_a_share_that_grows_as_others_leave_is_refused_before_anybody_unmasks():
 def test_where_the_heavy_site_leaves_nobody_unmasks():
     """Else the sum, and that of the repeat with all sites, would differ by its change."""
     seen: list[str] = []
-    grid = grid_of(lost(100, "mask", seen), **{"most-share": 1.0})
+    grid = grid_of(lost_and_seen(100, "mask", seen), **{"most-share": 1.0})
     with pytest.raises(InputError, match=r"failed 5 times.*the sites that stayed hold 0\.04 of"):
         run([96, 1, 1, 1, 1], grid, most_share=1.0)
     assert "mask" in seen

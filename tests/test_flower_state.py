@@ -76,3 +76,13 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     ran.close()
     with pytest.raises(InputError, match=r"owners\.a=3"):
         server(tmp_path / "own")
+
+
+def test_a_folder_that_is_there_keeps_its_mode(tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o755)
+    ran = server(tmp_path / "state")
+    take(ran)
+    ran.close()
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "state" / "rounds.jsonl").stat().st_mode) == 0o600

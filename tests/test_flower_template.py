@@ -15,7 +15,6 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from fedmaba import flower
-from fedmaba.deploy import reply_fetching
 from fedmaba.deploy.flower_app.new import new
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, reply
@@ -29,11 +28,6 @@ BLOCKS = [
     for block in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     if "ClientApp()" in block
 ]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
 @pytest.mark.parametrize(("spec", "mu"), [("fedmaba", 0.0), ("fedprox:mu=0.7", 0.7)])

@@ -10,13 +10,11 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 from flwr.app import ConfigRecord
 
 from fedmaba.data.datasets import from_arrays
-from fedmaba.deploy import reply_fetching
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays
 from fedmaba.simulation import engine
-from fedmaba.strategies import parse
 from flower_grid import LocalGrid
-from flower_sites import CONFIG, assert_same, first, local_data
+from flower_sites import CONFIG, assert_same, first, grid_of, model_of, served, simulated
 
 # A large epsilon, as without it Adam makes much of the last bits of gradients that are near 0.
 ADAM = {"optimiser": "adam", "beta1": 0.8, "epsilon": 0.1, "weight-decay": 0.01, "clip": 0.5}
@@ -40,32 +38,14 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
-
-
-def grid_of(fed):
-    apps = {
-        1000 - 7 * c: client_app("mlp", local_data(fed, c), site=f"site-{c}")
-        for c in range(fed.n_clients)
-    }
-    return LocalGrid(apps)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_federation_trains_as_its_simulation(name, fed):
     config, options, plan = CASES[name]
-    strategy = FlowerStrategy("fedprox:mu=0.1", min_available_nodes=5, lr=0.05, **options)
-    train = ConfigRecord({**CONFIG, **config})
-    result = strategy.start(grid_of(fed), first(fed), 3, train_config=train)
-    (rule,) = parse("fedprox:mu=0.1")
-    plan = engine.Plan(3, minibatch=4, lr=0.05, eval_every=3, **plan)
-    batch = engine.start([engine.Run(rule, 0, fed)], plan, "mlp")
-    list(engine.simulate(batch))
-    named = batch.rows.layout.unpack(batch.progress.model[0])
-    assert_same(result.arrays, {n: w.numpy() for n, w in named.items()})
-    assert [r["lr"] for r in strategy.reports] == [plan.lr_in_round(t) for t in range(3)]
+    rule, more = "fedprox:mu=0.1", {"lr": 0.05, **options}
+    flower, result = served(rule, fed, grid_of(fed), config=CONFIG | config, evaluate=True, **more)
+    batch, _ = simulated(rule, fed, lr=0.05, **plan)
+    assert_same(result.arrays, model_of(batch))
+    assert [r["lr"] for r in flower.reports] == [batch.plan.lr_in_round(t) for t in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -104,14 +84,6 @@ def test_a_state_is_gone_on_with_by_its_own_schedule(fed, tmp_path):
     assert len(begun(3, "other", schedule="warmup:2").reports) == 1  # no end is part of it
     with pytest.raises(InputError, match="leave one out"):
         FlowerStrategy("fedavg", schedule="cosine", lr_decay=0.5)
-
-
-def test_a_strategy_goes_on_to_the_round_that_its_schedule_ends_in(fed):
-    strategy = FlowerStrategy("fedavg", min_available_nodes=5, schedule="cosine", evaluate=False)
-    train = ConfigRecord(CONFIG)
-    strategy.start(grid_of(fed), first(fed), 2, train_config=train)
-    with pytest.raises(InputError, match="was begun with rounds=2, but this run has 3"):
-        strategy.start(grid_of(fed), first(fed), 3, train_config=train)
 
 
 def test_a_site_without_images_says_so(make_federation):

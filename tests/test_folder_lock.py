@@ -53,8 +53,13 @@ def test_a_folder_has_one_owner(tmp_path, tiny_npz):
     )
     try:
         assert other.stdout.readline() == b"held\n"
+        assert run_folder.in_use(out)
         with pytest.raises(Busy, match=rf"is in use by process {other.pid}: wait, or choose"):
             Folder(out)
+        (out / ".lock").unlink()
+        with pytest.raises(Busy, match="is in use by another process: wait, or choose"):
+            Folder(out)
+        (out / ".lock").write_text("process 1")  # nor does another file of its name let in
         session = experiment.prepare(asked(tiny_npz, seeds=1))
         with pytest.raises(Busy):
             starting.open_run_folder(session, out)
@@ -62,6 +67,7 @@ def test_a_folder_has_one_owner(tmp_path, tiny_npz):
         assert Busy.exit_code == 75
     finally:
         other.communicate()
+    assert not run_folder.in_use(out)
     folder = Folder(out)  # the other is gone, and so is its hold
     with pytest.raises(Busy, match=str(os.getpid())):
         Folder(out)

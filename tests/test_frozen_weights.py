@@ -10,7 +10,6 @@ from torch import nn
 import fedmaba
 from fedmaba.deploy.client import first_model
 from fedmaba.errors import InputError
-from fedmaba.experiment import config, session
 from fedmaba.results.history import History
 from fedmaba.rows import compile, models
 from fedmaba.rows.base import Layout, constants
@@ -167,23 +166,3 @@ def test_a_run_is_not_resumed_with_another_base(fed, tmp_path, monkeypatch):
 def test_a_model_without_a_trainable_weight_is_refused():
     with pytest.raises(InputError, match="all weights are frozen: let it have weights with"):
         models.build_model(lambda s, c: frozen(nn.Linear(6, c)), FLAT, 4, 0)
-
-
-def test_partly_frozen_and_unknown_layers_say_why_they_take_the_slower_form():
-    path = compile(only_biases((1, 8, 8), 4), torch.zeros(2, 1, 8, 8)).path
-    assert "only some weights are frozen" in path
-
-
-def test_runs_on_another_base_are_another_experiment_and_the_run_says_what_is_frozen(
-    fed, monkeypatch
-):
-    asked = config.build({"strategies": ["fedavg"], "seeds": [0], "train": {"rounds": 1}})
-
-    def prepared():
-        return session.prepare(asked, session.UserObjects(data=fed, model=body))
-
-    one, again = prepared(), prepared()
-    monkeypatch.setitem(globals(), "SEEDED", 12)
-    other = prepared()
-    assert one.history.runs[0].of == again.history.runs[0].of != other.history.runs[0].of
-    assert "frozen: 296 weights, held once for all clients" in one.notes

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedmaba.rows import compile
-from fedmaba.rows.base import ProxPull, Rows, Shift, Step, StepsAhead
-from fedmaba.rows.grouped import Drift, RowBlock, SharedInputs
+from fedmaba.rows.base import ProxPull, Rows, Step, StepsAhead
+from fedmaba.rows.grouped import RowBlock, SharedInputs
 from kernels import Kernels
 from row_cases import FAST, GROUPED, B, C, R, close, image, objective, sequence
 
@@ -33,72 +33,6 @@ def test_steps_in_a_group_are_those_one_after_another(name, kernels):
         close(torch.stack(rows.run_group(many, inputs, steps)), torch.stack(losses))
     close(many, one)
     assert (many - w).abs().amax(1).min() > 1e-3
-
-
-@pytest.mark.parametrize("name", GROUPED)
-@pytest.mark.parametrize("together", [1, 2, 4])
-def test_steps_that_are_pulled_back_in_groups_are_those_of_fedprox(name, together, kernels):
-    torch.manual_seed(1)
-    shape, model = GROUPED[name]()
-    rows = compile(model, torch.randn(B, *shape), dtype="tf32")
-    start = rows.layout.pack(model).double() + 0.1 * torch.rand(R, rows.layout.size).double()
-    x, y = torch.randn(R, 4, B, *shape).double(), torch.randint(C, (R, 4, B))
-    weight, keys = torch.rand(R, 4, B).double(), torch.arange(4 * R).view(4, R)
-    down, mu = torch.tensor(-0.3).double(), torch.tensor([0.2, 1.0, 0.0]).double()[:, None]
-    steps = [Step(x[:, k], y[:, k], weight[:, k], down, None, keys[k]) for k in range(4)]
-    one, many, want, got = start.clone(), start.clone(), [], []
-    with torch.no_grad():
-        for step in steps:
-            gradient = torch.zeros_like(one)
-            want.append(rows.add_gradients(one, gradient, step))
-            one = one + gradient + down * mu * (one - start)
-        share = 1 - (1 + down * mu[:, 0]) ** 4
-        rows.begin_drift(many, start, share, pulled=True)
-        for k in range(0, 4, together):
-            inputs = SharedInputs(x[:, k : k + together], [RowBlock(0, R, 0)])
-            left = (1 + down * mu[:, 0]) ** (torch.arange(k, k + together + 1)[:, None] - 4)
-            drift = Drift(start, 1 + down * mu[:, 0], -down * mu[:, 0], left, 1 - left)
-            got += rows.run_group(many, inputs, steps[k : k + together], drift)
-        alone = start.clone()
-        rows.run_steps(alone, steps, ProxPull(start, -down * mu))
-    close(torch.stack(got), torch.stack(want))
-    close(many, one)
-    close(alone, one)
-
-
-@pytest.mark.parametrize("name", GROUPED)
-@pytest.mark.parametrize("together", [1, 2, 4])
-def test_steps_that_add_a_constant_in_groups_are_those_one_after_another(name, together, kernels):
-    torch.manual_seed(1)
-    shape, model = GROUPED[name]()
-    rows = compile(model, torch.randn(B, *shape), dtype="tf32")
-    w = rows.layout.pack(model).double() + 0.1 * torch.rand(2 * R, rows.layout.size).double()
-    shift = torch.zeros_like(w)
-    for part in rows.layout.views(shift):
-        part.copy_(0.1 * torch.rand_like(part))
-    owner, blocks = torch.arange(2 * R) % R, [RowBlock(0, R, 0), RowBlock(R, 2 * R, 0)]
-    x, y = torch.randn(R, 4, B, *shape).double(), torch.randint(C, (2 * R, 4, B))
-    weight, keys = torch.rand(2 * R, 4, B).double(), torch.arange(8 * R).view(4, 2 * R)
-    down = torch.tensor(-0.3).double()
-    steps = [Step(x[owner, k], y[:, k], weight[:, k], down, None, keys[k]) for k in range(4)]
-    one, many, want, got = w.clone(), w.clone(), [], []
-    with torch.no_grad():
-        for step in steps:
-            want.append(rows.add_gradients(one, one, step))
-            one += shift
-        share = torch.full((2 * R,), 4.0).double()
-        many = rows.models_that_drift(w, torch.arange(2 * R), shift, share, pulled=False)
-        for k in range(0, 4, together):
-            inputs = SharedInputs(x[:, k : k + together], blocks, owner)
-            ones = torch.ones(together + 1, 2 * R).double()
-            count = ones * (torch.arange(k, k + together + 1)[:, None] - 4)
-            drift = Drift(shift, ones[0], ones[0], ones, count)
-            got += rows.run_group(many, inputs, steps[k : k + together], drift)
-        alone = w.clone()
-        rows.run_steps(alone, steps, Shift(shift))
-    close(torch.stack(got), torch.stack(want))
-    close(many, one)
-    close(alone, one)
 
 
 @pytest.mark.parametrize("name", FAST)

@@ -179,11 +179,6 @@ def test_a_run_goes_on_as_it_was_begun(tmp_path, old):
         assert read.runs[0].group_counts().shape == (3, 5, 2, 4)
 
 
-def test_a_metric_of_clients_changes_no_counts():
-    plain, other = compare(), compare(metric="auc")
-    np.testing.assert_array_equal(plain.runs[0].group_counts(), other.runs[0].group_counts())
-
-
 @pytest.mark.slow
 def test_clients_that_keep_a_part_of_the_model_are_counted_with_it():
     def normed(shape, classes):
@@ -193,13 +188,6 @@ def test_clients_that_keep_a_part_of_the_model_are_counted_with_it():
     own = fedmaba.compare("fedavg", model=normed, data=people(), dtype="float64", **options).runs[0]
     right = own.group_counts()[..., [0, 3]].sum((2, 3)) / own.test_size
     np.testing.assert_allclose(right, own.accuracy(), rtol=0, atol=1e-12)
-
-
-def test_more_than_two_classes_and_groups():
-    run = compare(given=people(groups=4, classes=3)).runs[0]
-    assert run.group_counts().shape == (3, 5, 4, 2)
-    assert run.groups.positive == ""
-    assert run.group_counts()[..., 1].sum() == round((run.accuracy() * run.test_size).sum())
 
 
 # --- pandas ------------------------------------------------------------------------------------

@@ -9,9 +9,8 @@ from torch import nn
 
 import fedmaba
 from fedmaba.errors import InputError
-from fedmaba.results import metrics, selection
-from fedmaba.results.history import GrowingArray, History, RunHistory
-from fedmaba.results.metrics import Fairness, fairness
+from fedmaba.results.history import GrowingArray
+from fedmaba.results.metrics import fairness
 from fedmaba.results.run_folder import (
     load_history,
 )
@@ -137,13 +136,6 @@ def test_a_history_of_nothing_but_divergence_can_be_looked_at(tiny_npz):
     assert len(history.to_pandas()) == 0
 
 
-def test_figures_of_a_table_are_named(finished):
-    text = str(finished[0].history)
-    for word in ("strategy", "variance", "accuracy", "worst 5 %", "best 5 %", *STRATEGIES):
-        assert word in text
-    assert len(Fairness._fields) == 10
-
-
 def test_a_table_shows_the_share_the_run_asked_for(fed, tmp_path):
     options = {"model": "softmax", "rounds": 1, "seeds": 1, "share": 0.6}
     history = fedmaba.compare("fedavg", data=fed, out=tmp_path / "run", **options)
@@ -163,18 +155,3 @@ def test_a_table_in_memory_is_hardly_larger_than_its_numbers():
     assert column.array().base.nbytes <= 2.1 * column.array().nbytes
     with pytest.raises(ValueError, match="a row of shape"):
         column.append(np.zeros(3))
-
-
-def test_each_score_is_looked_at_once_for_its_unit(monkeypatch):
-    """Else a table of many runs takes the square of their number."""
-    asked, real = [], metrics.are_shares
-    monkeypatch.setattr(metrics, "are_shares", lambda scores: asked.append(1) or real(scores))
-    runs = [RunHistory("fedavg", seed, "last", np.full(3, 9)) for seed in range(20)]
-    for run in runs:
-        run.tables["evaluated"] = GrowingArray([1, 2])
-        run.tables["last.accuracy"] = GrowingArray(np.full((2, 3), 0.5))
-        run.tables["last.loss"] = GrowingArray(np.ones((2, 3)))
-    found = selection.fairness_by_seed(History(runs), "last", selection.CHOICES["last"])
-    assert len(found["fedavg"]) == len(asked) == 20
-    runs[0].tables["last.accuracy"].append(np.full(3, 7.0))  # and no row is missed
-    assert not History(runs).unit.mark

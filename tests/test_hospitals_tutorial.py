@@ -3,48 +3,33 @@
 import json
 import re
 import runpy
-import shlex
 from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[1] / "docs" / "tutorial-hospitals.md").read_text()
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
-NUMBER = re.compile(r"[−+]?\d+\.\d+")
+import tutorial_page
+from tutorial_page import numbers
+
+PAGE = tutorial_page.read("tutorial-hospitals.md")
 NEAR = 3.0  # points, or %²: processors round differently
 
 
 def blocks(*kinds):
-    return [body for kind, body in BLOCK.findall(PAGE) if kind in kinds]
-
-
-def words(text):
-    """The text in one line without rules of tables, its numbers as #."""
-    return NUMBER.sub("#", " ".join(text.replace("─", " ").split()))
-
-
-def numbers(text):
-    return [float(x.replace("−", "-")) for x in NUMBER.findall(text)]
+    return tutorial_page.blocks(PAGE, *kinds)
 
 
 def require_shown(body, out):
-    """A block of the page stands in what was printed; its numbers are near those printed."""
-    before, found, _ = words(out).partition(words(body))
-    assert found, f"not printed:\n{body}\nbut:\n{out}"
-    first = before.count("#")
-    theirs = numbers(out)[first : first + len(numbers(body))]
-    assert numbers(body) == pytest.approx(theirs, abs=NEAR)
+    tutorial_page.require_shown(body, out, NEAR)
 
 
 def test_the_commands_of_the_page_run_in_order(call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    shell = "\n".join(blocks("sh")).replace("\\\n", " ")
-    lines = [line for line in shell.split("\n") if line]
+    lines = tutorial_page.commands(PAGE)
     kinds = ["data", "compare", "table", "compare", "table", "report"]
-    assert [line.split()[1] for line in lines] == kinds
+    assert [line[1] for line in lines] == kinds
     answers = []
     for line in lines:
-        answers.append(call(*shlex.split(line)[1:]))
+        answers.append(call(*line[1:]))
         assert answers[-1].code == 0, (line, answers[-1].err)
     assert Path("heart.csv").read_text().count("\n") == 921
     assert "Switzerland" in Path("hospitals.html").read_text()

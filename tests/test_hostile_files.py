@@ -22,7 +22,7 @@ from fedmaba.errors import InputError, reason
 from fedmaba.experiment import experiment_file, starting
 from fedmaba.report import data, export, html
 from fedmaba.results import array_files, files, run_folder, schema
-from test_links import play
+from run_folders import asked, begun, play
 
 slow = partial(pytest.param, marks=pytest.mark.slow)  # repeats what a quicker case shows
 ODD = (None, -1, 1.5, "x", [], {}, [[]], True, 10**18, ["a"], {"a": 1}, 1e308, "9" * 30)
@@ -31,8 +31,9 @@ ODD = (None, -1, 1.5, "x", [], {}, [[]], True, 10**18, ["a"], {"a": 1}, 1e308, "
 @pytest.fixture(scope="module")
 def folders(tiny_npz, tmp_path_factory):
     root = tmp_path_factory.mktemp("hostile")
-    play(root / "done", tiny_npz, strategies=["fedmaba"])
-    play(root / "half", tiny_npz, stop=3, strategies=["fedmaba"])
+    few = {"strategies": ["fedmaba"], "seeds": 1, "train__rounds": 4, "save__every": 2}
+    play(begun(asked(tiny_npz, **few), root / "done"))
+    play(begun(asked(tiny_npz, **few), root / "half"), stop_after=3)
     return root
 
 
@@ -54,7 +55,7 @@ def shown(folder):
     """All that is made of a folder; whether it could be, or was refused in one line."""
     try:
         html.page([data.load_run_folder(folder)])
-        export.to_csv(folder, folder / "csv")
+        export.write_export(folder, folder / "csv")
         str(run_folder.load_history(folder))
     except InputError as error:
         short(str(error))
@@ -212,12 +213,10 @@ def test_too_many_strategies_are_refused_at_once(done):
 
 
 def test_no_run_is_begun_that_could_not_be_read(tiny_npz, tmp_path):
-    label = "fedmaba:eta_b=[" + ",".join(f"{n / 7}" for n in range(3)) + "]"
-    play(tmp_path / "few", tiny_npz, strategies=[label], stop=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema, "MAX_RUNS", 2)
-        with pytest.raises(InputError, match=r"3 runs.*at most 2 runs"):
-            play(tmp_path / "many", tiny_npz, strategies=[label])
+        with pytest.raises(InputError, match=r"8 runs.*at most 2 runs"):
+            begun(asked(tiny_npz), tmp_path / "many")
     assert not (tmp_path / "many").exists()
 
 

@@ -14,6 +14,7 @@ from fedmaba import strategies
 from fedmaba.errors import InputError
 from fedmaba.strategies import hyper_parameters
 from fedmaba.strategies.base import Strategy, param
+from fedmaba.strategies.behind import Behind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,8 +203,9 @@ def test_every_label_is_read_back_as_the_same_strategy(name, data):
     }
     if given.get("ball") == "global":
         given["sync"] = "mass"
-    if name == "ditto":
-        given["server"] = data.draw(some.sampled_from(["fedavg", "fedmaba:alpha=0.3;rho=2"]))
+    named = {"server", "rule", "weights"} if issubclass(kind, Behind) else set()
+    for other in given.keys() & named:
+        given[other] = data.draw(some.sampled_from(["fedavg", "fedmaba:alpha=0.3;rho=2"]))
     if "layers" in given:
         given["layers"] = given["layers"].replace("+", "a+b")  # each pattern has a name
     made = kind(**given)

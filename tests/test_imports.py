@@ -66,13 +66,6 @@ def inner(name: str, *, deep: bool = True) -> set[str]:
     return {m for m in found if m in FILES or f"{m}.__init__" in FILES}
 
 
-def test_there_is_something_to_look_at():
-    assert {"simulation.engine", "strategies.fedmaba", "rows.layers", "cli.entry"} <= set(EVERY)
-    assert "torch" in imports(tree("simulation.engine"), deep=False)
-    assert {"rows.models", "simulation.pipeline"} <= inner("simulation.engine")
-    assert {"simulation.work", "simulation.server_step"} <= inner("simulation.round")
-
-
 def test_what_needs_no_torch_imports_none():
     seen, left = {}, {name: name for name in LIGHT}  # they, and all modules that come with one
     while left:
@@ -85,7 +78,7 @@ def test_what_needs_no_torch_imports_none():
 
 
 CONTRACT = {"strategies.base", "strategies.simplex", "strategies.outliers", "errors"}
-CONTRACT |= {"strategies.averaging", "strategies.server_optimisers"}
+CONTRACT |= {"strategies.averaging", "strategies.server_optimisers", "strategies.behind"}
 CONTRACT |= {"strategies.descent", "strategies.privacy_knob", "strategies.combine", "layer_names"}
 FAMILIES = {"strategies.fedper"}  # which others of its kind change
 OF_ALL = {"strategies.__init__", "strategies.hyper_parameters", "strategies.deployed"}
@@ -103,19 +96,6 @@ def test_a_strategy_knows_the_contract_and_some_maths_and_nothing_else():
         assert outside <= maths, name
 
 
-def test_the_lowest_modules_know_no_others():
-    for name in ("errors", "rng", "stop", "data.trees", "strategies.simplex", "rows.cuda_graphs"):
-        assert inner(name) == set(), name
-    assert inner("rows.base") <= {"data", "data.trees", "layer_names"}
-    lower = {f"strategies.{x}" for x in ("hyper_parameters", "privacy_knob", "server_optimisers")}
-    lower |= {"strategies.local_work", "strategies.records", "strategies.combine"}
-    assert inner("strategies.base") <= {"strategies", "errors", *lower}
-    local = {m for m in inner("simulation.local_training") if not m.startswith("rows")}
-    # it knows rows and numbers
-    told = {"simulation.optimiser", "simulation.augmentation"}
-    assert local <= {*told, "data", "data.trees"}
-
-
 FLOORS = runpy.run_path(str(SRC.parents[1] / "tools" / "reference.py"))["FLOORS"]
 ROOMS = [room for rooms in FLOORS.values() for room in rooms.split()]  # from the ground up
 # Files of a room that name each other, for types alone: what a round, its parts and its chunks hand
@@ -124,7 +104,7 @@ TYPES_ALONE = (
     {"simulation.batch", "simulation.client", "simulation.part", "simulation.work"},
     {"deploy.checkpoint", "deploy.server"},
 )
-BY_NAME = {"strategies.ditto": {"strategies.__init__"}}  # its rule is any strategy, found by name
+BY_NAME = {"strategies.behind": {"strategies.__init__"}}  # any strategy stands behind, by name
 
 
 def names(source: str, files: Collection[str] = frozenset(FILES)) -> set[str]:
@@ -256,10 +236,12 @@ def test_the_engine_knows_no_algorithm_no_file_and_no_terminal(name):
     assert not {n.id for n in walked(name) if isinstance(n, ast.Name)} & {"print"}
 
 
-def test_only_the_adapter_and_its_masks_import_flower():
+def test_few_modules_import_flower():
     found = {n for n in EVERY if "flwr" in str(imports(tree(n), deep=True))}
     adapter = {"flower", "deploy.messages", "deploy.site_app"}
-    assert found <= adapter | {"deploy.masks"}
+    # the site's guard is in the place of Flower's own program, and a bundle is Flower's to make
+    late = {"deploy.masks", "deploy.operate.guard", "deploy.operate.bundle"}
+    assert found <= adapter | late
     at_once = {n for n in EVERY if "flwr" in str(imports(tree(n), deep=False))}
     assert at_once == adapter  # the masks are of use only where flwr is
     users = {n for n in EVERY if inner(n) & adapter}
@@ -282,7 +264,7 @@ def called(node: ast.Call) -> str:
 
 # run folders; downloads and exports; a federation of real processes and its files
 WRITERS = {"results.files", "results.run_folder", "data.downloads"}
-WRITERS |= {name for name in EVERY if name.startswith("deploy.flower_app.")}
+WRITERS |= {n for n in EVERY if n.startswith(("deploy.flower_app.", "deploy.operate."))}
 WRITING = re.compile(
     r"(^|\.)(write_text|write_bytes|replace|rename|unlink|mkdir|makedirs|rmdir|rmtree|remove|"
     r"touch|symlink_to|save_file|savefig|savez|savetxt|savez_compressed|tofile|truncate)$"

@@ -1,7 +1,7 @@
 """Vectors that each client keeps: the seam by which a strategy gives clients a memory."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from fedmaba.simulation import vectors
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
 from fedmaba.simulation.memory import mean_after
 from fedmaba.simulation.parts import kept_vectors
-from fedmaba.strategies.base import Decision, Keep, Local, Objective, Strategy
+from fedmaba.strategies.base import Keep, Local, Personal, Second
 from plain_loop import PLAN, Drifting, Plain, apart, cnn, mlp, one, played, vector
 
 pytestmark = pytest.mark.usefixtures("few_threads")
@@ -46,42 +46,6 @@ def test_clients_that_keep_vectors_give_the_plain_loops_model(name, make, late, 
     assert apart(vector(single, single.progress.model[0]), plain.path[-1]) < 1e-4
 
 
-@dataclass(frozen=True)
-class Leaning(Strategy):
-    """FedAvg whose clients' gradients have a part of the server's model, and of what they keep"""
-
-    name = "leaning"
-    lean: float = 0.2
-    mu: float = 0.0
-    keeps: bool = False
-
-    def local(self):
-        keep = {"h": Keep(start=0.5, end=-0.5)} if self.keeps else {}
-        return Local(prox=self.mu, keep=keep, add={"server": self.lean} | dict.fromkeys(keep, 0.4))
-
-    def weigh(self, state, replies):
-        return Decision(replies.size / replies.size.sum(), state)
-
-
-@pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("make", [mlp, cnn])
-def test_the_servers_model_joins_gradients_as_in_the_plain_loop(name, make, fed):
-    kinds = [Leaning(), Leaning(mu=0.7), Leaning(-0.3, keeps=True), Leaning(-0.3, 0.7, True)]
-    plan = PLANS[name]
-    batch, _ = played([Run(s, 3, fed) for s in (one("fedavg"), *kinds)], fed, plan, make)
-    for r, strategy in enumerate(kinds, start=1):
-        plain = Plain(strategy, 3, fed, plan, make).run()
-        assert apart(vector(batch, batch.progress.model[r]), plain.path[-1]) < 1e-9
-
-
-def test_only_a_gradient_gets_the_servers_model():
-    for wrong in ({"add_mean": {"server": 1.0}}, {"server_adds": {"server": 1.0}}):
-        with pytest.raises(InputError, match=r"='server'\): no vector of that name is kept"):
-            Local(**wrong)
-    with pytest.raises(InputError, match=r"keep='server'\): this name is taken"):
-        Local(keep={"server": Keep()})
-
-
 def test_a_client_that_takes_no_part_keeps_what_it_had(fed):
     batch = start([Run(Drifting(), 3, fed)], replace(PLAN, participants=2, rounds=4), mlp)
     before = batch.progress.memory.columns[0]["h"].clone()
@@ -90,25 +54,6 @@ def test_a_client_that_takes_no_part_keeps_what_it_had(fed):
         changed = (after != before).any(1).nonzero().flatten().tolist()
         assert changed == shot.rounds[0].client.tolist()
         before = after
-
-
-def test_a_run_that_diverges_keeps_the_vectors_of_its_last_good_round(fed):
-    bad = replace(PLAN, lr=1e200, rounds=3)
-    batch = start([Run(Drifting(), 3, fed)], bad, mlp)
-    list(simulate(batch))
-    assert batch.progress.diverged[0]
-    assert torch.isfinite(batch.progress.memory.columns[0]["h"]).all()
-
-
-def test_what_a_client_does_travels_as_json_and_comes_back():
-    for local in (
-        Local(),
-        Drifting().local(),
-        Local(0.1, Objective("tilted", {"T": 0.2}, ("server",)), add={"server": 0.5}),
-    ):
-        assert Local.from_json(local.to_json()) == local
-        assert Local.from_task({"local": json.dumps(local.to_json()), "lr": 0.1}) == local
-    assert Local.from_task({}) == Local()
 
 
 @pytest.mark.parametrize(
@@ -122,11 +67,6 @@ def test_local_work_that_is_not_known_is_one_line(text):
     assert "\n" not in str(error.value)
 
 
-def test_a_vector_that_is_not_kept_cannot_be_added():
-    with pytest.raises(InputError, match="no vector of that name is kept"):
-        Local(add={"h": 1.0}, keep={"g": Keep()})
-
-
 def test_vectors_cut_into_pieces_give_the_bits_of_whole_ones(monkeypatch):
     torch.manual_seed(0)
     before, end, gradient = torch.randn(3, 18, 5000).unbind()
@@ -135,7 +75,7 @@ def test_vectors_cut_into_pieces_give_the_bits_of_whole_ones(monkeypatch):
     every[7:25] = before
     keep = Keep(0.3, -0.4, 0.9, -1.5, 0.7, 0.2)
     local = Local(keep={"h": keep}, add={"h": -0.6}, add_mean={"h": 1.1})
-    known = kept_vectors.TrainedClients(start, end, moved, gradient)
+    known = kept_vectors.TrainedClients(start, end, moved, gradient, 0.1)
     in_turn, mixed = np.arange(7, 25), np.random.default_rng(0).permutation(40)[:18]
 
     def combined(piece):
@@ -172,3 +112,43 @@ def test_rows_that_follow_one_another_are_read_in_place_and_others_copied():
             vectors.put_rows(into, np.array(index), rows)
             assert torch.equal(into[index], rows)
             assert int((into != 0).any(1).sum()) == len(index)
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda: Second("beside"), "kind='beside'.*choose one of ahead, towards, mixed"),
+        (lambda: Second("ahead", 0), "steps=0.*whole number from 1"),
+        (lambda: Second("towards", lr=-1), "lr=-1"),
+        (lambda: Second("mixed", mix="half"), "mix='half'"),
+        (lambda: Local(second="ahead"), r"second='ahead'.*fedmaba.Second\(...\)"),
+        (lambda: Local(second=Second("ahead"), full_batch=True), "does not go with full_batch"),
+        (lambda: Local(second=Second("ahead"), personal=Personal()), "does not go with personal"),
+        (lambda: Local(second=Second("ahead"), own_layers=("last",)), "go with own_layers"),
+        (lambda: one("ditto:server=apfl"), "models of their own already"),
+        (lambda: one("pfedme:steps=0"), "pfedme: steps=0"),
+        (lambda: one("pfedme:lr=0.1").local(), "pull=15.0.*lr times pull must be below 1"),
+    ],
+)
+def test_a_second_model_that_makes_no_sense_is_refused_in_one_line(made, why):
+    with pytest.raises(InputError, match=why) as error:
+        made()
+    assert "\n" not in str(error.value)
+
+
+def test_second_models_survive_the_way_to_a_site():
+    local = one("apfl:alpha=0.3").local()
+    assert Local.from_task({"local": json.dumps(local.to_json())}) == local
+
+
+def test_limits_of_second_models(fed):
+    plan = replace(PLAN, participants=3)
+    specs = ["fedavg:weights=uniform", "apfl", "apfl:alpha=1", "perfedavg:alpha=0", "local"]
+    batch, _ = played(specs, fed, plan, mlp)
+    models, columns = batch.progress.model, batch.progress.memory.columns
+    assert apart(models[1], models[0]) < 1e-12  # whatever alpha is
+    assert apart(columns[2]["personal"], columns[4]["personal"]) < 1e-12  # training alone
+    assert apart(models[3], models[0]) > 1e-4  # other minibatches
+    whole = replace(plan, minibatch=999)  # but with a single one it is FedAvg
+    batch, _ = played(["fedavg:weights=uniform", "perfedavg:alpha=0"], fed, whole, mlp)
+    assert apart(batch.progress.model[1], batch.progress.model[0]) < 1e-12

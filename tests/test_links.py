@@ -6,54 +6,16 @@ import re
 import shutil
 import socket
 import stat
-import subprocess
-import sys
 import time
 
 import pytest
 
 from fedmaba.errors import Busy, InputError, SaveFailed
-from fedmaba.experiment import config, starting
-from fedmaba.experiment import session as experiment
+from fedmaba.experiment import starting
 from fedmaba.report import export, trackers
 from fedmaba.results import files, run_folder
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links and modes of POSIX")
-
-
-def asked(npz, **changes):
-    tree = {"strategies": ["fedavg"], "seeds": 1, "model": "softmax", "data": {"name": str(npz)}}
-    tree |= {"train": {"rounds": 4, "minibatch": 5}, "eval": {"every": 2}, "save": {"every": 2}}
-    config.set_key(tree, "machine.device", "cpu")
-    for name, value in changes.items():
-        config.set_key(tree, name.replace("__", "."), value)
-    return config.build(tree)
-
-
-def play(out, npz, stop=99, **changes):
-    session = experiment.prepare(asked(npz, **changes))
-    starting.open_run_folder(session, out)
-    at = session.batch.progress
-    list(session.rounds(lambda: at.round >= stop))
-    return session
-
-
-@pytest.fixture(scope="module")
-def folders(tiny_npz, tmp_path_factory):
-    root = tmp_path_factory.mktemp("links")
-    play(root / "done", tiny_npz)
-    play(root / "half", tiny_npz, stop=3)
-    return root
-
-
-@pytest.fixture
-def half(folders, tmp_path):
-    return shutil.copytree(folders / "half", tmp_path / "half", symlinks=True)
-
-
-@pytest.fixture
-def done(folders, tmp_path):
-    return shutil.copytree(folders / "done", tmp_path / "done", symlinks=True)
 
 
 def seen(folder):
@@ -73,35 +35,35 @@ def finish(out):
 
 @pytest.mark.parametrize("name", [".lock", "rounds.jsonl", "timing.jsonl", "experiment.toml"])
 @pytest.mark.parametrize("how", ["soft", "hard", "nowhere"])
-def test_no_file_is_written_through_a_link(name, how, half, tmp_path):
+def test_no_file_is_written_through_a_link(name, how, stopped, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
-    (outside / "mine").write_bytes((half / name).read_bytes() or b"my own text\n")
+    (outside / "mine").write_bytes((stopped / name).read_bytes() or b"my own text\n")
     before = seen(outside)
-    (half / name).unlink()
+    (stopped / name).unlink()
     if how == "hard":
-        os.link(outside / "mine", half / name)
+        os.link(outside / "mine", stopped / name)
     else:
-        (half / name).symlink_to(outside / ("mine" if how == "soft" else "new"))
+        (stopped / name).symlink_to(outside / ("mine" if how == "soft" else "new"))
     if (name, how) == ("experiment.toml", "hard"):  # replaced, never written into
-        finish(half)
+        finish(stopped)
     else:
         with pytest.raises(InputError, match=rf"{re.escape(name)}.*link|is no run folder"):
-            finish(half)
+            finish(stopped)
     assert seen(outside) == before
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "clients", "models"])
-def test_no_folder_is_a_link(name, half, tmp_path):
+def test_no_folder_is_a_link(name, stopped, tmp_path):
     outside = tmp_path / "outside"
-    shutil.copytree(half / "checkpoint", outside)
+    shutil.copytree(stopped / "checkpoint", outside)
     (outside / ".mine.0123456789abcdef.tmp").write_text("kept")
     (outside / "00000001.ckpt").write_text("kept")
     before = seen(outside)
-    shutil.rmtree(half / name, ignore_errors=True)
-    (half / name).symlink_to(outside)
+    shutil.rmtree(stopped / name, ignore_errors=True)
+    (stopped / name).symlink_to(outside)
     with pytest.raises(InputError, match=f"{name} is a link where a real folder should be"):
-        finish(half)
+        finish(stopped)
     assert seen(outside) == before
 
 
@@ -120,27 +82,27 @@ def test_an_export_does_not_leave_its_folder(given, done, tmp_path):
     (done / "csv").symlink_to(outside)
     before = seen(outside)
     with pytest.raises(InputError, match="csv is a link"):
-        export.to_csv(done, done / "csv")
+        export.write_export(done, done / "csv")
     assert seen(outside) == before
     if given:  # a link that the user names is the user's own
         mine = tmp_path / "mine"
         mine.symlink_to(outside)
-        export.to_csv(done, mine)
+        export.write_export(done, mine)
         assert (outside / "summary.csv").read_text().startswith("strategy")
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "tensorboard/00-fedavg-s0", "event"])
-def test_events_do_not_leave_their_folder(name, half, tmp_path):
+def test_events_do_not_leave_their_folder(name, stopped, tmp_path):
     pytest.importorskip("tensorboard")
     outside = tmp_path / "outside"
     outside.mkdir()
     if name == "event":
-        (half / "tensorboard/00-fedavg-s0").mkdir(parents=True)
-        (half / "tensorboard/00-fedavg-s0/events.out").symlink_to(outside / "file")
+        (stopped / "tensorboard/00-fedavg-s0").mkdir(parents=True)
+        (stopped / "tensorboard/00-fedavg-s0/events.out").symlink_to(outside / "file")
     else:
-        (half / name).parent.mkdir(exist_ok=True)
-        (half / name).symlink_to(outside)
-    session = starting.resume(half)
+        (stopped / name).parent.mkdir(exist_ok=True)
+        (stopped / name).symlink_to(outside)
+    session = starting.resume(stopped)
     with (
         pytest.raises(InputError, match="is a link"),
         trackers.tracking(["tensorboard"], session, print),
@@ -150,10 +112,10 @@ def test_events_do_not_leave_their_folder(name, half, tmp_path):
     assert seen(outside) == {}
 
 
-def test_a_folder_that_the_user_names_may_be_a_link(folders, half, tmp_path):
-    (tmp_path / "name").symlink_to(half)
+def test_a_folder_that_the_user_names_may_be_a_link(finished, stopped, tmp_path):
+    (tmp_path / "name").symlink_to(stopped)
     finish(tmp_path / "name")
-    assert (half / "runs.json").read_bytes() == (folders / "done" / "runs.json").read_bytes()
+    assert (stopped / "runs.json").read_bytes() == (finished[1] / "runs.json").read_bytes()
     assert run_folder.load_history(tmp_path / "name").runs
 
 
@@ -191,18 +153,18 @@ def test_temporary_files_have_names_that_nobody_knows_before(tmp_path, monkeypat
     assert (tmp_path / "mine").read_text() == "kept"
 
 
-def test_what_is_tidied_up_is_our_own(half, tmp_path):
+def test_what_is_tidied_up_is_our_own(stopped, tmp_path):
     (tmp_path / "mine").write_text("kept")
     gone = [".about.json.0123456789abcdef.tmp", "checkpoint/.00000004.ckpt.00000000ffffffff.tmp"]
     gone += [".runs.json.tmp", "checkpoint/.00000009.ckpt.tmp"]
     stays = [".notes.tmp", "notes.0123456789abcdef.tmp"]
     for name in gone + stays:
-        (half / name).write_text("half of it")
-    (half / ".x.0123456789abcdef.tmp").symlink_to(tmp_path / "mine")
-    run_folder.Folder(half).close()
-    assert not any((half / name).exists() for name in gone)
-    assert all((half / name).exists() for name in stays)
-    assert not (half / ".x.0123456789abcdef.tmp").is_symlink()
+        (stopped / name).write_text("half of it")
+    (stopped / ".x.0123456789abcdef.tmp").symlink_to(tmp_path / "mine")
+    run_folder.Folder(stopped).close()
+    assert not any((stopped / name).exists() for name in gone)
+    assert all((stopped / name).exists() for name in stays)
+    assert not (stopped / ".x.0123456789abcdef.tmp").is_symlink()
     assert (tmp_path / "mine").read_text() == "kept"
 
 
@@ -241,7 +203,7 @@ def test_what_is_no_file_of_a_finished_folder_is_one_line(kind, name, done):
     put(kind, done / name)
     begun = time.monotonic()
     with pytest.raises(InputError, match=re.escape(name)) as found:
-        export.to_csv(done, done / "csv")
+        export.write_export(done, done / "csv")
     assert time.monotonic() - begun < 5
     assert "\n" not in str(found.value)
 
@@ -250,25 +212,25 @@ def test_what_is_no_file_of_a_finished_folder_is_one_line(kind, name, done):
 @pytest.mark.parametrize(
     "name", ["about.json", "rounds.jsonl", "timing.jsonl", ".lock", "experiment.toml", "checkpoint"]
 )
-def test_what_is_no_file_of_a_folder_half_done_is_one_line(kind, name, half):
-    target = half / name
+def test_what_is_no_file_of_a_folder_half_done_is_one_line(kind, name, stopped):
+    target = stopped / name
     if name == "checkpoint":
-        target, older = run_folder.checkpoints(half)
+        target, older = run_folder.checkpoints(stopped)
         older.unlink()
     put(kind, target)
     begun = time.monotonic()
     if kind == "sparse" and name in ("rounds.jsonl", "timing.jsonl", ".lock"):
-        finish(half)  # written again, longer, or cut
+        finish(stopped)  # written again, longer, or cut
         target.unlink()
     else:
         with pytest.raises(InputError) as found:
-            finish(half)
+            finish(stopped)
         assert "\n" not in str(found.value)
     assert time.monotonic() - begun < 5
 
 
-def test_an_unreadable_checkpoint_is_not_called_damaged(half, monkeypatch):
-    newest, older = run_folder.checkpoints(half)
+def test_an_unreadable_checkpoint_is_not_called_damaged(stopped, monkeypatch):
+    newest, older = run_folder.checkpoints(stopped)
     real = os.open
 
     def opened(path, *rest, **more):
@@ -278,38 +240,12 @@ def test_an_unreadable_checkpoint_is_not_called_damaged(half, monkeypatch):
 
     monkeypatch.setattr(os, "open", opened)
     with pytest.raises(InputError, match="Permission denied") as found:
-        run_folder.load_checkpoint(half)
+        run_folder.load_checkpoint(stopped)
     assert "delete" not in str(found.value)
     assert older.exists()
 
 
 # --- one owner ---------------------------------------------------------------------------------
-
-HOLD = (
-    "import sys, pathlib; from fedmaba.results.run_folder import Folder;"
-    "f = Folder(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
-)
-
-
-@pytest.mark.slow
-def test_a_deleted_lock_lets_nobody_in(half):
-    words = [sys.executable, "-c", HOLD, str(half)]
-    other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert other.stdout.readline() == b"held\n"
-        assert run_folder.in_use(half)
-        (half / ".lock").unlink()
-        assert run_folder.in_use(half)
-        with pytest.raises(Busy, match="is in use by another process: wait, or choose"):
-            run_folder.Folder(half)
-        (half / ".lock").write_text("process 1")  # nor does another file of its name
-        with pytest.raises(Busy):
-            starting.resume(half)
-        assert run_folder.in_use(half)
-    finally:
-        other.communicate()
-    assert not run_folder.in_use(half)
-    finish(half)
 
 
 def test_a_system_that_locks_files_alone_is_held_by_its_file(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from fedmaba.simulation.engine import Optimiser, Run, start
 from fedmaba.simulation.local_training import train_chunk
 from fedmaba.simulation.optimiser import Schedule, parse_schedule
 from fedmaba.simulation.work import chunk_of, draw
-from plain_loop import FEW, PLAN, Drifting, Plain, Wrapped, apart, cnn, mlp, one, played, vector
+from plain_loop import FEW, PLAN, Drifting, Plain, apart, mlp, one, played, vector
 from recordings import Replays
 
 pytestmark = pytest.mark.usefixtures("few_threads")
@@ -65,32 +65,6 @@ def test_clients_of_unequal_size_move_as_by_torch_optim(name, fed):
         assert apart(vector(batch, batch.progress.model[r]), want.path[-1]) < 1e-9, run.strategy
 
 
-def wrapped(*args):
-    return Wrapped(mlp(*args))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["clip and adam", pytest.param("both", marks=pytest.mark.slow)])
-def test_dropout_and_other_forms_of_rows_move_alike(name, fed):
-    plan = plan_of(name, participants=3)
-    for make in (cnn, wrapped):
-        batch, _ = played(["fedavg", "fedprox:mu=1"], fed, plan, make)
-        for r, spec in enumerate(("fedavg", "fedprox:mu=1")):
-            want = Plain(one(spec), 3, fed, plan, make).run().path[-1]
-            assert apart(vector(batch, batch.progress.model[r]), want) < 1e-9
-
-
-@pytest.mark.parametrize("name", ["clip and momentum", "all"])
-def test_a_run_is_the_same_alone_and_in_chunks(name, fed):
-    plan, mixed = plan_of(name), runs(fed, MIX[:3])
-    batch, _ = played(mixed, fed, plan, mlp)
-    chunks, _ = played(mixed, fed, replace(plan, chunk=2), mlp)
-    assert apart(chunks.progress.model, batch.progress.model) < 1e-12
-    for r, run in enumerate(mixed):
-        alone, _ = played([run], fed, plan, mlp)
-        assert apart(alone.progress.model[0], batch.progress.model[r]) < 1e-12
-
-
 def test_work_with_another_optimiser_is_another_recording(fed):
     """What an optimiser, a schedule of steps and an augmentation are made of is in the key."""
     batch = start(runs(fed, FEW[:1]), PLAN, mlp)
@@ -122,14 +96,6 @@ def test_plain_sgd_still_adds_its_gradient_at_once(fed, monkeypatch):
     seen.clear()
     played(["fedavg"], fed, replace(PLAN, optimiser=Optimiser(clip=1.0)), mlp)
     assert not seen
-
-
-def test_a_short_gradient_is_left_as_it_is():
-    g = torch.tensor([[0.3, 0.4], [3.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
-    Optimiser(clip=1.0).shorten(g)
-    assert torch.equal(g[0], torch.tensor([0.3, 0.4], dtype=torch.float64))
-    assert float(g[1].norm()) == pytest.approx(1, abs=1e-6)
-    assert torch.equal(g[2], torch.zeros(2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,9 @@
 """What a user gave is told in errors, but never thousands of characters of it; nor does it hang."""
 
-import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from fedmaba import cli
 from fedmaba.errors import MAX_LINE, MAX_WORD, InputError, shortened, unknown
 
 LONG = "x" * 5000
@@ -15,33 +12,25 @@ WORDS = [
     ["compare", LONG],
     ["compare", SPACED],
     ["compare", f"{LONG}.Rule"],
-    ["compare", f"mine.{LONG}"],
     ["compare", f"fedavg:{LONG}=1"],
-    ["compare", f"fedmaba:alpha={LONG}"],
     ["compare", f"fedmaba:alpha=[{LONG}"],
     ["compare", f"fedmaba:alpha=[{SPACED}"],
     ["compare", "fedavg", f"fedavg,{LONG}"],
     ["compare", "fedavg", "--model", LONG],
     ["compare", "fedavg", "--model", f"{LONG}:make"],
-    ["compare", "fedavg", "--model", f"torch.nn:{LONG}"],
     ["compare", "fedavg", "--data", LONG],
-    ["compare", "fedavg", "--data", f"{LONG}.csv"],
     ["compare", "fedavg", "--partition", LONG],
-    ["compare", "fedavg", "--partition", f"shards:{LONG}"],
     ["compare", "fedavg", "--deploy", LONG],
     ["compare", "fedavg", "--attack", LONG],
     ["compare", "fedavg", "--rounds", LONG],
     ["compare", "fedavg", "--rounds", "9" * 5000],
     ["compare", "fedavg", "--device", LONG],
     ["compare", "fedavg", "--seeds", LONG],
-    ["compare", "fedavg", "--set", LONG],
     ["compare", "fedavg", "--set", f"{LONG}=1"],
-    ["compare", "fedavg", "--set", f"train.{LONG}=1"],
     ["compare", "fedavg", f"--{LONG}"],
     ["run", LONG],
     ["resume", LONG],
     ["table", LONG],
-    ["table", LONG, "--at", LONG],
     ["table", "x" * 300],
     ["report", LONG],
     ["figure", LONG, ".", "-o", "a.pdf"],
@@ -50,35 +39,16 @@ WORDS = [
     ["watch", LONG],
     ["list", LONG],
     ["reproduce", LONG],
-    ["reproduce", "attacks", "--only", LONG],
     ["data", "check", LONG],
     [LONG],
 ]
 
 
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["fedmaba", *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return run
-
-
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: " ".join(words)[:40])
-def test_five_thousand_characters_are_not_told_whole(call, words):
-    code, out, err = call(*words)
-    assert (code, out) == (2, "")
-    assert re.fullmatch("fedmaba: [^\n]+\n", err), err[:3000]
-    assert len(err) <= MAX_LINE
-    assert max(map(len, err.split())) < MAX_WORD
+def test_five_thousand_characters_are_not_told_whole(refused, words):
+    said = refused(*words)
+    assert len(said) <= MAX_LINE
+    assert max(map(len, said.split())) < MAX_WORD
 
 
 @pytest.mark.parametrize(
@@ -98,12 +68,9 @@ def test_five_thousand_characters_are_not_told_whole(call, words):
     ],
     ids=range(11),
 )
-def test_tabs_in_an_experiment_are_read_or_refused_at_once(call, text):
+def test_tabs_in_an_experiment_are_read_or_refused_at_once(refused, text):
     Path("tabs.toml").write_text(text)
-    code, out, err = call("run", "tabs.toml")
-    assert (code, out) == (2, "")
-    assert len(err) <= MAX_LINE
-    assert "Traceback" not in err
+    assert len(refused("run", "tabs.toml")) <= MAX_LINE
 
 
 def test_what_is_short_is_told_whole_and_what_is_long_keeps_both_ends():

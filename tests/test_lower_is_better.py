@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,25 +10,14 @@ import pytest
 import fedmaba
 from fedmaba.report import client_figures, data, figures, page_data, table, verdict
 from fedmaba.report import html as page
-from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.plot_data import PlotData
-from fedmaba.results import round_lines
-from fedmaba.results.history import GrowingArray, History, RunHistory
+from fedmaba.results.history import History
 from fedmaba.results.metrics import OF_TASK, PERCENT, Metric, every
+from report_cases import evaluated
 
 ERROR = OF_TASK["regress"]
 SIZES = np.array([5, 5, 5, 5])
-
-
-def run_of(label, seed, *evaluations, metric=ERROR, held=None):
-    """A run whose clients have these scores at each evaluation."""
-    scores = np.array(evaluations, float)
-    tables = {"evaluated": GrowingArray(np.arange(1, len(scores) + 1))}
-    for model in ("deployed", "last"):
-        tables |= {f"{model}.accuracy": GrowingArray(scores), f"{model}.loss": GrowingArray(scores)}
-        if held is not None:
-            tables[f"{model}_validation.accuracy"] = GrowingArray(np.array(held, float))
-    return RunHistory(label, seed, "last", SIZES, tables=tables, metric=metric)
+run_of = partial(evaluated, sizes=SIZES, metric=ERROR)
 
 
 GOOD, MIDDLE, POOR = [0.1, 0.2, 0.2, 0.3], [0.2, 0.2, 0.3, 0.4], [0.5, 0.9, 0.4, 2.0]
@@ -57,7 +47,8 @@ def test_the_best_round_has_the_lowest_error():
     run = run_of("fedavg", 0, POOR, GOOD, MIDDLE)
     assert run.chosen("best").tolist() == [1]
     assert replace(run, metric=Metric()).chosen("best").tolist() == [0]
-    judged = run_of("fedavg", 0, POOR, GOOD, MIDDLE, held=[MIDDLE, POOR, GOOD])
+    held = {"deployed_validation__accuracy": [MIDDLE, POOR, GOOD]}
+    judged = run_of("fedavg", 0, POOR, GOOD, MIDDLE, **held)
     assert judged.chosen("best").tolist() == [2]
 
 
@@ -162,19 +153,6 @@ def test_there_are_no_classes_to_show(folder):
     with pytest.raises(fedmaba.InputError, match=r"these runs have none \(task regress\): choose"):
         figures.draw([data.load_run_folder(folder)], "heterogeneity")
     assert "labels" not in np.load(folder / "partition.npz").files
-
-
-def test_a_live_page_of_lines_alone_shows_errors_as_they_are(folder, tmp_path):
-    for name in ("experiment.toml", "about.json", "rounds.jsonl"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    source = data.load_run_folder(tmp_path)
-    tree = page_data.tree([source])
-    assert tree["unit"]["lower"]
-    line = round_lines.read_round_lines(tmp_path)[-1]
-    sources = [source]
-    scores = CurrentFigures(sources, 0.05, unit_of(sources, data.combine(sources)))
-    shown = scores.values("deployed", "last")[line["strategy"]][line["seed"]]
-    assert shown.accuracy == pytest.approx(line["deployed"]["accuracy"], rel=1e-5)
 
 
 def test_the_best_model_is_that_of_the_lowest_error(folder, fed):

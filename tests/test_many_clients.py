@@ -1,14 +1,13 @@
 """The simplex steps hold their digits with a million entries: against exact rationals."""
 
 import math
-import time
 from fractions import Fraction
 from functools import cache, partial
 
 import numpy as np
 import pytest
 
-from fedmaba.strategies.simplex import effective_count, project, tilt
+from fedmaba.strategies.simplex import project, tilt
 
 
 def exact(y: np.ndarray) -> list[Fraction]:
@@ -82,16 +81,6 @@ def test_projection_of_a_million_has_every_digit(name):
         assert abs(Fraction(float(x[i])) - true) <= true * Fraction(1, 10**14) + slack
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_projection_of_a_million_is_quick(name):
-    y, times = cases(10**6)[name], []
-    for _ in range(3):
-        start = time.process_time()
-        project(y)
-        times.append(time.process_time() - start)
-    assert min(times) < 0.5
-
-
 # the KL ball
 
 
@@ -138,7 +127,3 @@ def test_tilt_has_its_digits_in_a_ball_of_any_size(n, rho, name):
     true = tilted(a, rho)
     assert (abs(p - true) / true).max(where=true > 1e-15, initial=0) <= 1e-12
     assert kl == pytest.approx(rho, rel=1e-15 / math.sqrt(rho))
-
-
-def test_the_effective_number_of_a_million_equal_weights_is_a_million():
-    assert effective_count(np.full(10**6, 1e-6)) == pytest.approx(1e6, rel=1e-13)

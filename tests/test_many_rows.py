@@ -174,5 +174,5 @@ def test_the_picture_has_each_row_its_rank_and_bars(compared):
 
 
 def test_a_picture_of_rows_that_share_one_seed_is_refused():
-    with pytest.raises(InputError, match="ranks of 5 rows that share 1 seeds: compare at least"):
+    with pytest.raises(InputError, match="ranks of 5 rows over 1 seeds: compare at least"):
         figures.figure_of(history(ROWS, seeds=1, clients=20, rounds=3), "ranks")

@@ -16,6 +16,7 @@ BOUNDED = [
     *("fedadam:weights=uniform", "fedyogi", "afl:lam=5", "afl:lam=5,weights=new", "term:T=3"),
     *("term:T=3,normalise=reference", "deltafl:theta=0.3", "deltafl:theta=0.4,weights=uniform"),
     *("fedgini", "fedgini:epsilon=0", "gifair:lam=1", "aaggff", "ditto:server=fedmaba"),
+    *("pfedme:beta=0.7", "perfedavg", "apfl"),
     *("fedntd", "fedper", "fedrep", "lgfedavg", "fedbabu"),
     *("fedmaba:eta_b=9", "fedmaba:eta_b=9,rho=0.1,alpha=1", "fedmaba:eta_b=9,rho=0"),
     *("fedmaba:eta_b=9,eta_s=2.5,rho=0.5", "fedmaba:eta_b=9,ball=global,alpha=1"),
@@ -46,9 +47,14 @@ def rounds(strategy: Strategy, many: int, participants: int, seed: int):
 def test_no_weight_is_larger_than_a_strategy_says(spec, participants):
     strategy = one(spec)
     bound = largest_weight(strategy, participants, largest_share(SIZE, participants))
-    for seed in range(3):
-        for coef in rounds(strategy, 12, participants, seed):
-            assert np.abs(coef).max() <= bound * (1 + 1e-9)
+    most = max(
+        np.abs(coef).max()
+        for seed in range(12 if participants == 2 else 3)
+        for coef in rounds(strategy, 12, participants, seed)
+    )
+    assert most <= bound * (1 + 1e-9)
+    # A bound that is too large would mean too much noise; only AAggFF's is for any past.
+    assert participants != 2 or spec == "aaggff" or most > bound * (1 - 1e-3)
 
 
 @pytest.mark.parametrize("rho", [0.0, 1e-9, 0.05, 0.5, 1.0, 1.9])

@@ -81,20 +81,6 @@ def test_the_chunk_is_halved_until_it_fits(fail, threads, fed, room):
             np.testing.assert_allclose(a[name], b[name], atol=1e-12)
 
 
-def test_lanes_that_begin_ahead_say_once_that_the_chunk_is_smaller(fed, room, monkeypatch):
-    easy, hard = started(fed), started(fed)
-    list(simulate(easy))
-    hard.graphs.on = True  # a GPU's order of things
-    monkeypatch.setattr(hard.graphs, "_make_room", lambda: False)  # nothing is recorded
-    shots = simulate(hard)
-    next(shots)
-    room(4)
-    with pytest.warns(UserWarning, match="out of memory: the chunk is [234] from now") as caught:
-        list(shots)
-    assert len(caught) == 1
-    assert (hard.progress.model - easy.progress.model).abs().max() < 1e-12
-
-
 def test_a_round_in_one_chunk_is_not_added_twice(fed, room):
     """The round that fits is summed at once; its halves are not."""
     easy, hard = started(fed, specs=["fedavg"]), started(fed, specs=["fedavg"])

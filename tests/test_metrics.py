@@ -46,19 +46,11 @@ def test_the_default_tail_is_five_percent():
     ("share", "n", "count"),
     [
         (0.05, 1, 1),
-        (0.05, 19, 1),
         (0.05, 20, 1),
         (0.05, 21, 2),
-        (0.05, 40, 2),
         (0.05, 41, 3),
-        (0.05, 50, 3),
-        (0.05, 60, 3),
-        (0.05, 100, 5),
         (0.07, 100, 7),  # 0.07 * 100 = 7.000000000000001
-        (0.14, 50, 7),  # and this, too
         (0.29, 100, 29),  # 28.999999999999996
-        (0.1, 7, 1),
-        (0.3, 10, 3),
         (1 / 3, 3, 1),
         (0.001, 10, 1),
         (1.0, 10, 10),
@@ -77,17 +69,6 @@ def test_the_tail_by_exact_arithmetic(values, percent):
     assert mean_of_tail(values, percent / 100) == pytest.approx(
         np.sort(values)[:count].mean(), abs=1e-12
     )
-
-
-def test_all_equal_is_fair():
-    got = fairness(np.full(7, 0.6), np.full(7, 1.2), np.arange(1, 8))
-    assert got._asdict() == pytest.approx(
-        {
-            "variance": 0, "accuracy": 60, "by_sample": 60, "worst": 60, "best": 60,
-            "loss_variance": 0, "gini": 0, "jain": 1, "entropy": 1, "gap": 0,
-        },
-        abs=1e-12,
-    )  # fmt: skip
 
 
 def test_one_has_everything():

@@ -6,19 +6,7 @@ from torch import nn
 
 from fedmaba.errors import InputError
 from fedmaba.rows import compile, models
-from fedmaba.rows.stack import LayerRows
-from row_cases import CASES, FLAT, IMAGE, C
-
-
-def test_running_statistics_are_refused_with_the_remedy():
-    def make(shape, classes):
-        norm = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
-        return nn.Sequential(norm, nn.Flatten(), nn.Linear(144, classes))
-
-    with pytest.raises(
-        InputError, match=r"layer '0\.1' is a BatchNorm2d,.* --batchnorm group, local,"
-    ):
-        models.build_model(make, IMAGE, C, 0)
+from row_cases import FLAT, C
 
 
 class Counting(nn.Module):
@@ -82,33 +70,6 @@ def test_constant_buffers_are_accepted_and_the_model_is_left_as_it_is():
     assert model.constant.isinf().all()
 
 
-def test_a_group_norm_is_accepted():
-    eager = CASES["residual"]()[1]
-    assert models.build_model(lambda shape, classes: eager, IMAGE, C, 0) is eager
-
-
-def test_lazy_layers_get_their_weights_from_the_seed():
-    def make(shape, classes):
-        return nn.Sequential(nn.LazyLinear(7), nn.ReLU(), nn.LazyLinear(classes))
-
-    a, b, other = (models.build_model(make, FLAT, C, seed) for seed in (4, 4, 5))
-    assert a[0].weight.shape == (7, 6)
-    assert torch.equal(a[2].weight, b[2].weight)
-    assert not torch.equal(a[0].weight, other[0].weight)
-    assert type(compile(a, torch.zeros(2, *FLAT))) is LayerRows
-
-
-def test_statistics_over_the_minibatch_are_refused_too():
-    """They would mix a client's examples with padding, and there are none to predict with."""
-
-    def make(shape, classes):
-        norm = nn.BatchNorm1d(7, track_running_stats=False)
-        return nn.Sequential(nn.Linear(6, 7), norm, nn.Linear(7, classes))
-
-    with pytest.raises(InputError, match="--batchnorm group"):
-        models.build_model(make, FLAT, C, 0)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -120,7 +81,7 @@ def test_statistics_over_the_minibatch_are_refused_too():
             r"gives outputs of shape \(2, 3\)",
         ),
         (lambda s, c: "mlp", "gave a str: return an nn.Module"),
-        (lambda s, c: Pair(), "outputs"),
+        (lambda s, c: Three(), "outputs as tuple"),
         (lambda s, c: nn.Identity(), "weights|parameters"),
     ],
     ids=["size", "kind", "classes", "shape", "no module", "tuple", "nothing to train"],
@@ -131,15 +92,15 @@ def test_a_model_that_does_not_fit_the_data_is_refused(make, message):
     assert "\n" not in str(caught.value)
 
 
-class Pair(nn.Module):
-    """Gives two tensors."""
+class Three(nn.Module):
+    """Gives three tensors."""
 
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(6, C)
 
     def forward(self, x):
-        return self.layer(x), x
+        return self.layer(x), x, x
 
 
 @pytest.mark.parametrize(

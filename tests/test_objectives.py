@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,10 +18,11 @@ from fedmaba.rows.traced import TracedRows
 from fedmaba.simulation import local_training
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
 from fedmaba.strategies.base import Local, Objective
+from paper_loops import MoonOfFeatures
 from plain_loop import PLAN, Plain, Wrapped, apart, one, played, vector
 from plain_loop import mlp as plain_mlp
 from recordings import Parts, Replays
-from toys import Minimising
+from toys import Featured, Minimising, OutputsAlone
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 
@@ -118,6 +120,24 @@ def test_limits_of_fedntd_and_moon(fed):
     assert apart(*batch.progress.model) < 1e-12  # one other class is left
 
 
+@pytest.mark.parametrize("some", [{}, {"participants": 3, "chunk": 2, "epochs": 2}])
+def test_features_are_those_of_the_papers_loop_in_both_general_forms(some, fed, monkeypatch):
+    rules, plan, found = [one("moon:on=features"), Minimising("near")], replace(PLAN, **some), []
+    want = MoonOfFeatures(3, fed, plan, Featured).run().model
+    for form in (TracedRows, LoopRows):
+        monkeypatch.setattr(package, "SMALL", 10**6 if form is TracedRows else 0)
+        batch, _ = played([Run(rule, 3, fed) for rule in rules], fed, plan, Featured)
+        assert type(batch.rows) is form, batch.rows.path
+        assert apart(vector(batch, batch.progress.model[0]), want) < 1e-9
+        found.append(batch.progress.model)
+        arrays = [  # nothing that needs no features knows of them
+            played(["fedavg", "moon", "fedntd"], fed, plan, make)[0].progress.arrays()
+            for make in (Featured, OutputsAlone)
+        ]
+        assert all(np.array_equal(value, arrays[1][key]) for key, value in arrays[0].items())
+    assert apart(*found) < 1e-9
+
+
 def test_an_objective_for_classes_refuses_other_targets(make_federation):
     fed = make_federation()
     data = replace(fed.data, y=fed.data.y / 3, classes=(), task="regress")
@@ -152,6 +172,10 @@ def test_both_general_forms_see_the_same_statistics_of_the_server(choice, fed, m
 
 def broken(losses, outputs, y, others, numbers):
     return losses if float(losses.sum()) > 0 else outputs
+
+
+def one_hot(losses, outputs, y, others, numbers):
+    return losses + nn.functional.one_hot(y, 4).sum(1)
 
 
 def one_for_all(losses, outputs, y, others, numbers):
@@ -192,7 +216,9 @@ def three(losses, outputs, y):
             "reads 'server', which is neither",
         ),
         (Objective("test_objectives:broken"), "cannot be called for many clients at once"),
+        (Objective("test_objectives:one_hot"), "leave out .item(), one_hot() and `if` on values"),
         (Objective("test_objectives:coupled"), "another loss in another minibatch"),
+        (Objective("toys:near", {"share": 1.0}), "is one of features, and this model returns outp"),
         (Objective("test_objectives:silent"), "gave NoneType, not (3,): it must give one loss"),
         (
             Objective("test_objectives:one_for_all"),

@@ -51,15 +51,6 @@ def test_a_table_on_validation_data_says_so_and_differs(held, call):
     assert "on validation data" in held.table(on="validation")
 
 
-def test_pandas_has_columns_of_validation_scores(held):
-    pytest.importorskip("pandas")
-    table = held.to_pandas()
-    mine = table[(table.strategy == "fedavg") & (table.seed == 1) & (table["round"] == 4)]
-    run = next(r for r in held.runs if (r.label, r.seed) == ("fedavg", 1))
-    want = run.column("last_validation.accuracy")[-1].astype(float)
-    np.testing.assert_array_equal(mine.last_validation_accuracy.to_numpy(), want)
-
-
 def test_csv_files_of_validation_scores_have_their_own_folder_and_a_column(held, call):
     answer = call("export", "held", "--on", "validation")
     assert answer.code == 0, answer.err

@@ -12,10 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedmaba.errors import InputError
-from fedmaba.experiment import starting
 from fedmaba.experiment.fingerprint import fingerprint, fingerprints
-from run_folders import asked, begun, brought, play
+from run_folders import brought, play
 
 HELPER = """
 LIMIT = 1.0
@@ -237,42 +235,6 @@ def test_a_large_array_is_compared_by_its_bytes():
     assert fingerprint(loss) != before
 
 
-RULE = """
-from dataclasses import dataclass
-from typing import ClassVar
-import numpy as np
-from fedmaba.strategies.base import Decision, Strategy
-POWER = 1.0
-
-@dataclass(frozen=True)
-class Rule(Strategy):
-    name: ClassVar[str] = "rule"
-    def weigh(self, state, replies):
-        odds = replies.size ** POWER
-        return Decision(odds / odds.sum(), state)
-"""
-
-
-def test_a_changed_constant_does_not_bring_an_old_result_back(tiny_npz, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-
-    def write(power):
-        (tmp_path / "some_power.py").write_text(RULE.replace("1.0", power))
-        monkeypatch.delitem(sys.modules, "some_power", raising=False)
-
-    write("1.0")
-    experiment = asked(tiny_npz, strategies=["some_power.Rule"])
-    play(begun(experiment, tmp_path / "run"))
-    write("9.0")
-    with pytest.raises(InputError, match=r"begun with another strategy rule .*--fresh makes one"):
-        begun(experiment, tmp_path / "run")
-    more = asked(tiny_npz, strategies=["some_power.Rule"], seeds=3)
-    whole = starting.RunGroup([more], {"rule": "some_power.Rule"}, out=tmp_path / "run")
-    with pytest.raises(InputError, match="begun with another strategy rule"):
-        next(whole.sessions())
-
-
 class Net(nn.Module):
     def __init__(self, width, outputs):
         super().__init__()
@@ -285,15 +247,6 @@ class Net(nn.Module):
         return torch.relu(x)
 
 
-def test_the_classes_of_a_model_are_part_of_it(tiny_npz, tmp_path, monkeypatch):
-    kinds = {"net": Net}
-    out, made = tmp_path / "run", functools.partial(lambda kinds, s, c: kinds["net"](*s, c), kinds)
-    play(brought(tiny_npz, out, model=made))
-    monkeypatch.setattr(Net, "bent", lambda self, x: torch.sin(x))
-    with pytest.raises(InputError, match="begun with another model"):
-        brought(tiny_npz, out, model=made)
-
-
 def test_a_folder_of_an_earlier_version_says_what_it_cannot_tell(tiny_npz, tmp_path):
     out = tmp_path / "run"
     session = play(brought(tiny_npz, out, loss=nn.CrossEntropyLoss(reduction="none")), 3)
@@ -302,19 +255,3 @@ def test_a_folder_of_an_earlier_version_says_what_it_cannot_tell(tiny_npz, tmp_p
     again = brought(tiny_npz, out, loss=nn.CrossEntropyLoss(reduction="none"))
     assert any("did not note all that loss reads" in said for said in again.warnings)
     again.close()
-
-
-@pytest.mark.parametrize(
-    "command", ["compare some_power.Rule", "run x.toml", "tune some_power.Rule"]
-)
-def test_fresh_begins_anew_in_a_folder_beside(command, call, tiny_npz):
-    Path("some_power.py").write_text(RULE)
-    Path("x.toml").write_text('strategies = ["some_power.Rule"]\n')
-    words = [*command.split(), f"--data={tiny_npz}", "--rounds=2", "--quiet", "--model=softmax"]
-    words += ["--out=runs/mine", "--validation=30%", "--eval-every=1"]
-    words += ["--grid=lr=[0.01,0.1]", "--search-seeds=1"] if command[0] == "t" else []
-    for folder in ("runs/mine", "runs/mine-001", "runs/mine-002"):
-        answer = call(*words, *["--fresh"] * (folder != "runs/mine"))
-        assert answer.code == 0, answer.err
-        assert folder in answer.out + answer.err
-        assert any(Path(folder).rglob("runs.json"))

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,12 +138,6 @@ def test_algorithms_whose_clients_keep_layers_are_their_papers_loops(spec, plan,
     assert_plain(batch, 0, plain.run())
 
 
-def test_layers_that_are_trained_in_turn_go_with_a_pull(fed):
-    pulled = Heads("last", mu=0.5, first=1)
-    batch, _ = played([Run(pulled, 3, fed)], fed, PLAN, mlp)
-    assert_plain(batch, 0, PlainPhases(LAST, 1, pulled, 3, fed, PLAN, mlp).run())
-
-
 @pytest.mark.parametrize(
     ("more", "line"),
     [
@@ -206,21 +199,6 @@ def test_a_weight_of_two_names_is_kept_by_either(fed):
                                                "5.bias"}  # fmt: skip
 
 
-def models_of(specs, fed, plan=SOME, **how):
-    batch, _ = played(specs, fed, replace(plan, **how), mlp)
-    return batch.progress.model
-
-
-def test_limits_of_algorithms_that_keep_layers(fed):
-    assert apart(*models_of(["fedrep:epochs=0", "fedbabu"], fed)) == 0
-    assert apart(*models_of(["lgfedavg:layers=last", "fedper"], fed)) == 0
-    (same,) = models_of(["fedavg"], fed, own_layers=("last",))
-    (fedper,) = models_of(["fedper"], fed)
-    assert torch.equal(same, fedper)
-    (fair,) = models_of(["fedmaba"], fed, own_layers=("last",))
-    assert apart(fair, fedper) > 1e-3
-
-
 def test_strategies_that_keep_other_layers_are_computed_apart(tmp_path):
     asked = {"clients": 6, "rounds": 2, "seeds": 2, "progress": False}
     mixed = ["fedavg", "fedrep:epochs=1", "fedmaba", "fedper", "moon"]
@@ -252,23 +230,6 @@ def test_strategies_that_keep_other_layers_are_computed_apart(tmp_path):
 )
 def test_layers_that_cannot_be_kept_are_refused_before_the_run(words, line, refused):
     assert line in refused("compare", *words, "--clients", "10", "--rounds", "1")
-
-
-def test_a_class_of_the_users_that_keeps_layers_runs_beside_others(call):
-    Path("mine.py").write_text(
-        "from dataclasses import dataclass\n"
-        "import fedmaba\n\n\n"
-        "@dataclass(frozen=True)\n"
-        "class Own(fedmaba.FedMABA):\n"
-        '    """FedMABA of clients with heads of their own"""\n\n'
-        '    name = "own"\n\n'
-        "    def local(self):\n"
-        '        return fedmaba.Local(own_layers=("last",), own_epochs=1)\n'
-    )
-    words = ("--clients", "10", "--rounds", "1", "--seeds", "1", "--out", "run")
-    done = call("compare", "fedavg", "mine.Own", *words)
-    assert done.code == 0, done.err
-    assert [run.label for run in fedmaba.load_history("run").runs] == ["fedavg", "own"]
 
 
 def test_a_run_says_what_stays_with_clients_and_what_a_loss_reads(call, tmp_path):

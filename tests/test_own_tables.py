@@ -189,14 +189,6 @@ def test_groups_are_no_features(tmp_path):
     assert data.sha256() != other.sha256()
 
 
-def test_numbers_to_predict(tmp_path):
-    path = csv(tmp_path / "t.csv", {"client": SITE, "a": AGE, "cost": AGE * 1.5 + 0.25})
-    data = load(str(path), reading=Reading(label="cost"))
-    assert (data.task, data.classes) == ("regress", ())
-    with pytest.raises(InputError, match=r"line 2, column sex: .* is no number, but the task"):
-        load(str(csv(path)), task="regress", reading=Reading("sex", "site"))
-
-
 def test_a_site_uses_numbers_as_they_are_and_refuses_the_rest(tmp_path):
     from fedmaba.deploy.client import LocalClient
 

@@ -12,7 +12,7 @@ from fedmaba.report import data, page_data, ranks, table, verdict
 from fedmaba.report import html as report
 from fedmaba.report.current_figures import CurrentFigures
 from fedmaba.results.history import History, RunHistory
-from fedmaba.results.metrics import PERCENT, Metric
+from fedmaba.results.metrics import Metric
 from report_cases import Elements, one
 
 
@@ -300,7 +300,7 @@ def test_a_half_written_round_is_not_shown_yet(going):
     file = folder / "rounds.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:-2]))  # of four runs two are there
-    scores = CurrentFigures([data.load_run_folder(folder)], 0.05, PERCENT)
+    scores = CurrentFigures([data.load_run_folder(folder)], 0.05)
     assert (scores.progress[0].done, scores.progress[0].clock) == (3, 2)
     assert [row.seeds for row in scores.rows("deployed", "last")] == [2, 2]
 
@@ -366,7 +366,7 @@ def test_clients_alone_are_compared_only_where_every_client_has_its_own_model():
         for name in ("accuracy", "loss"):
             run.tables[f"personal.{name}"] = run.tables[f"deployed.{name}"]
     history = History([*FEDAVG, *row("afl", [0.04, 0.05, 0.06]), *alone])
-    scores = CurrentFigures([data.source_of(history)], 0.05, PERCENT)
+    scores = CurrentFigures([data.source_of(history)], 0.05)
     for model in ("deployed", "last"):
         (found,) = verdict.verdicts_of(scores, model, "last")
         assert found.headline == "afl is the fairest of 2 strategies"

@@ -12,12 +12,12 @@ from command_line import QUICK
 from fedmaba.errors import InputError
 from fedmaba.report import export, table, terminal
 from fedmaba.report.data import source_of
-from fedmaba.results.history import GrowingArray, History, RunHistory
+from fedmaba.results.history import History
 from fedmaba.simulation.engine import Run, simulate, start
 from fedmaba.strategies.base import Local, Personal
 from paper_loops import PaperLoop
 from plain_loop import PLAN, apart, mlp, one, vector
-from report_cases import printed
+from report_cases import evaluated, printed
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 
@@ -118,15 +118,8 @@ def test_models_of_their_own_travel_as_json():
 # --- figures ------------------------------------------------------------------------------------
 
 
-def recorded(label, seed, deployed, personal=None):
-    """A run of three clients, evaluated once."""
-    tables = {"evaluated": np.array([5])}
-    for model, values in (("deployed", deployed), ("last", deployed), ("personal", personal)):
-        if values is not None:
-            tables[f"{model}.accuracy"] = np.array([values], float)
-            tables[f"{model}.loss"] = 1 - np.array([values], float)
-    rows = {name: GrowingArray(values) for name, values in tables.items()}
-    return RunHistory(label, seed, "last", np.array([10, 10, 10]), tables=rows)
+def personal(scores):
+    return {"personal__accuracy": [scores], "personal__loss": [scores]}
 
 
 @pytest.fixture
@@ -134,9 +127,9 @@ def history():
     alone = [0.5, 0.6, 0.7]
     return History(
         [
-            recorded("fedavg", 0, [0.4, 0.6, 0.9]),
-            recorded("ditto", 0, [0.4, 0.6, 0.9], [0.6, 0.7, 0.9]),
-            recorded("local", 0, alone, alone),
+            evaluated("fedavg", 0, [0.4, 0.6, 0.9]),
+            evaluated("ditto", 0, [0.4, 0.6, 0.9], **personal([0.6, 0.7, 0.9])),
+            evaluated("local", 0, alone, **personal(alone)),
         ]
     )
 

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parameters_to_vector
 
 from fedmaba import rng
 from fedmaba.rows.general import LoopRows
 from fedmaba.rows.traced import TracedRows
 from fedmaba.simulation import local_training
-from fedmaba.simulation.engine import Optimiser, Run
+from fedmaba.simulation.engine import Optimiser
 from fedmaba.strategies.base import Local
 from plain_loop import (
     FEW,
@@ -30,7 +29,6 @@ from plain_loop import (
     played,
     vector,
 )
-from strategy_cases import kkt_gap
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 
@@ -121,16 +119,6 @@ def test_every_kind_of_local_and_server_step_is_that_of_a_plain_loop(name, fed):
         assert apart(vector(batch, batch.progress.model[r]), want) < 1e-9, spec
 
 
-def test_the_bent_loss_is_seen_on_both_sides_of_its_bend(fed):
-    """So that the comparisons above mean something."""
-    plain = Plain(one("propfair:M=1.5,epsilon=0.3"), 3, fed, PLAN, mlp)
-    sides = set()
-    written = plain.objective
-    plain.objective = lambda loss, *rest: (sides.add(loss.item() > 1.2), written(loss, *rest))[1]
-    plain.run()
-    assert sides == {True, False}
-
-
 class Pieces(Plain):
     """Four examples at a time, each piece with masks of its own."""
 
@@ -153,14 +141,6 @@ def test_a_large_full_batch_is_taken_in_pieces(model, fed, monkeypatch):
         assert apart(vector(batch, batch.progress.model[r]), want) < 1e-9
 
 
-def test_a_bent_loss_is_that_of_the_whole_minibatch(fed, monkeypatch):
-    monkeypatch.setattr(local_training, "FULL_BATCH_PIECE", 4)
-    plan, spec = replace(PLAN, minibatch=7, optimiser=Optimiser(0.5)), "propfair:M=1.5,epsilon=0.3"
-    batch, _ = played([spec], fed, plan, mlp)
-    want = Plain(one(spec), 3, fed, plan, mlp).run().path[-1]
-    assert apart(vector(batch, batch.progress.model[0]), want) < 1e-9
-
-
 def test_changes_are_kept_as_long_as_they_are_asked_for_once_per_client(fed):
     drawn = [{*rng.sample_clients(3, t, 5, 2).tolist()} for t in range(20)]
     rounds = next(  # one client answers twice within tau, another one's change has just expired
@@ -173,7 +153,8 @@ def test_changes_are_kept_as_long_as_they_are_asked_for_once_per_client(fed):
     batch, _ = played(specs, fed, plan, mlp)
     plain = Plain(one(specs[0]), 3, fed, plan, mlp).run()
     kept, *others = batch.progress.memory.changes
-    recent = {c: past for c, past in plain.past.items() if past[0] >= plan.rounds - 2}
+    since = plan.rounds - 2
+    recent = {c: past for c, past in plain.past.items() if c >= 0 and past[0] >= since}
     assert dict(zip(kept.client.tolist(), kept.round.tolist(), strict=True)) == {
         c: t for c, (t, _) in recent.items()
     }
@@ -181,26 +162,6 @@ def test_changes_are_kept_as_long_as_they_are_asked_for_once_per_client(fed):
     for c, change in zip(kept.client, kept.change, strict=True):
         assert apart(vector(batch, change), recent[c][1]) < 1e-9
     assert [len(k.client) for k in others] == [0, 0]
-
-
-@pytest.mark.parametrize("participants", [None, 3])
-def test_fedmgda_steps_in_the_best_direction(fed, participants):
-    """Its weights need not be unique; that they are optimal, and the step made of them, is."""
-    strategy = one("fedmgda:epsilon=0.3,eta=0.5")
-    plan = replace(PLAN, rounds=1, participants=participants)
-    batch, (shot,) = played([Run(strategy, 3, fed)], fed, plan, mlp)
-    plain = Plain(strategy, 3, fed, plan, mlp)
-    before = parameters_to_vector(plain.model.parameters()).detach()
-    client, weight = shot.rounds[0].client, torch.from_numpy(shot.rounds[0].weight)
-    trained = (plain.train(c, 0, plan.lr)[0] for c in client)
-    changes = torch.stack([parameters_to_vector(m.parameters()) - before for m in trained]).detach()
-    unit = changes / changes.norm(dim=1, keepdim=True)
-    mu = (weight * changes.norm(dim=1) / 0.5).numpy()
-    size = fed.train.size[client]
-    assert mu.sum() == pytest.approx(1)
-    assert kkt_gap((unit @ unit.T).numpy(), mu, size / size.sum(), 0.3) < 1e-8
-    moved = vector(batch, batch.progress.model[0]) - before
-    assert apart(moved, 0.5 * torch.from_numpy(mu) @ unit) < 1e-9
 
 
 # --- models the engine knows less about --------------------------------------------------------
@@ -241,26 +202,6 @@ class ResNet(nn.Module):
 
     def forward(self, x):
         return self.head(self.blocks(self.stem(x).relu()).mean((2, 3)))
-
-
-class Whole(Plain):
-    """The plain loop for a model that is no sequence of layers."""
-
-    def forward(self, model, x, key=None):
-        return model(x)
-
-
-@pytest.mark.parametrize("participants", [pytest.param(None, marks=pytest.mark.slow), 3])
-def test_a_resnet_with_group_norm_gives_the_plain_loops_model_and_its_path_is_named(
-    participants, fed
-):
-    specs, plan = ["fedmaba", "fedmgda"], replace(PLAN, participants=participants)
-    batch, _ = played(specs, fed, plan, ResNet)
-    why = "one client after another, which a CPU does fastest: ResNet has no row form"
-    assert batch.rows.path == why
-    for r, spec in enumerate(specs):
-        want = Whole(one(spec), 3, fed, plan, ResNet).run()
-        assert apart(vector(batch, batch.progress.model[r]), want.path[-1]) < 1e-9
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedmaba
-from fedmaba import rng, strategies
+from fedmaba import strategies
 from fedmaba.errors import InputError
 from fedmaba.experiment import config, experiment_file, sweep
 from fedmaba.privacy import accounting
@@ -163,18 +163,6 @@ def test_a_strategy_is_told_how_much_noise_the_losses_have(fed):
     assert last == [0.0, pytest.approx(0.7 / 0.1**0.5 * ASKED.loss)]
 
 
-def test_noise_and_clipping_change_the_run_and_nothing_else_does(fed):
-    runs = [Run(one("fedmaba"), 3, fed)]
-    plain, _ = played(runs, fed, PLAN, mlp)
-    private_run, _ = played(runs, fed, replace(PLAN, privacy=ASKED), mlp)
-    assert apart(plain.progress.model, private_run.progress.model) > 1e-3
-    assert batch_has_no_mechanism(plain)
-
-
-def batch_has_no_mechanism(batch) -> bool:
-    return not mechanisms_of(batch)
-
-
 def test_the_busiest_client_is_counted_from_the_draws_of_the_run(fed):
     plan = replace(PLAN, rounds=9, participants=2, privacy=ASKED)
     batch, shots = played([Run(one("fedmaba"), 3, fed)], fed, plan, mlp)
@@ -217,17 +205,6 @@ def test_a_client_whose_training_breaks_does_not_end_a_private_run(fed):
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_a_weight_above_the_bound_is_refused(fed):
-    class Bold(strategies.FedAvg):
-        name = "bold"
-
-        def max_weight(self, n, share=1.0):
-            return 0.2
-
-    with pytest.raises(InputError, match=r"bold, round 1: weigh\(\) gave the weight 0\.29.*0\.2"):
-        played([Run(Bold(), 3, fed)], fed, replace(PLAN, privacy=ASKED), mlp)
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -250,11 +227,6 @@ def with_batchnorm(shape, classes):
     from torch import nn
 
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, classes))
-
-
-def test_streams_of_privacy_are_not_those_of_anything_else():
-    names = ("dp sum", "dp losses", "participants", "local", "hostile")
-    assert len({int(rng.key(3, name, 1)[0]) for name in names}) == len(names)
 
 
 def test_several_promises_are_rows_of_one_table():
@@ -285,14 +257,3 @@ def test_normals_drawn_ahead_are_those_of_their_seed_and_round():
             got = draws(seed, t, 6, t == 5, device)
             assert np.array_equal(got.numpy(), normals_of_sum(seed, t, 6))
         assert sorted(draws.ahead) == ([] if t == 5 else [3, 4])
-
-
-def test_runs_of_one_seed_share_the_normals(monkeypatch):
-    calls = []
-    monkeypatch.setattr(
-        privacy, "normals_of_sum", lambda *a: (calls.append(a), normals_of_sum(*a))[1]
-    )
-    draws, device = privacy.NoiseDraws(), torch.device("cpu")
-    first, again = (draws(3, 0, 6, True, device) for _ in range(2))
-    assert first is again
-    assert calls == [(3, 0, 6)]

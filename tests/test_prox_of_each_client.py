@@ -1,9 +1,8 @@
 """A pull towards the server's model that is a number of each client's own."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -44,14 +43,6 @@ def test_each_client_is_pulled_as_in_a_plain_loop(keeps, plan, model, fed):
     assert apart(vector(single, single.progress.model[0]), want.path[-1]) < 1e-4
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_a_pull_that_leaves_nothing_of_a_step_is_the_plain_loops(keeps, fed):
-    strategy, plan = Pulled(mu=(0.0, 5.0, 4.0, 0.1, 9.0), keeps=keeps), PLANS["some"]
-    batch, _ = played([Run(strategy, 3, fed)], fed, plan, mlp)
-    want = Plain(strategy, 3, fed, plan, mlp).run()
-    assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9
-
-
 @pytest.mark.parametrize("size", [1, 2])
 def test_steps_taken_in_groups_are_those_of_the_plain_loop(size, fed, kernels, monkeypatch):
     monkeypatch.setattr(vectors, "kernels", SimpleNamespace(can_run=lambda _: False))
@@ -62,34 +53,6 @@ def test_steps_taken_in_groups_are_those_of_the_plain_loop(size, fed, kernels, m
         batch, _ = played(runs, fed, plan, mlp)
         want = Plain(strategy, 3, fed, plan, mlp).run()
         assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-def test_one_number_for_all_and_the_same_for_each_are_one_run(keeps, fed):
-    @dataclass(frozen=True)
-    class Same(Pulled):
-        name: ClassVar[str] = "same"
-
-        def local(self):
-            return replace(super().local(), prox=0.4)
-
-    listed = Pulled(mu=(0.4,) * 5, keeps=keeps)
-    apart_from_it = Same(keeps=keeps)
-    runs = [[Run(strategy, 3, fed)] for strategy in (listed, apart_from_it)]
-    a, b = (played(run, fed, PLANS["some"], mlp)[0].progress.arrays() for run in runs)
-    assert a.keys() == b.keys()
-    for name, value in a.items():
-        np.testing.assert_array_equal(value, b[name], name)
-
-
-def test_clients_with_models_of_their_own_are_pulled_apart_too(fed):
-    plan = PLANS["some"]
-    batch, _ = played([Run(Pulled(own=True), 3, fed), Run(Pulled(), 3, fed)], fed, plan, mlp)
-    assert apart(batch.progress.model[0], batch.progress.model[1]) < 1e-9
-    ditto, _ = played(["ditto:lam=0.5"], fed, replace(plan, rounds=1), mlp)
-    mine, _ = played([Run(Pulled(own=True), 3, fed)], fed, replace(plan, rounds=1), mlp)
-    own = (of.progress.memory.columns[0]["personal"] for of in (ditto, mine))
-    assert apart(*own) < 1e-9  # in the first round the models that they pull to are the same
 
 
 def test_other_numbers_are_another_run(tmp_path, fed):

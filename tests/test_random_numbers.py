@@ -50,15 +50,6 @@ def test_shuffles_are_permutations_the_same_alone_and_in_a_batch():
     assert len({tuple(order[r, :5].tolist()) for r in range(20, 40)}) > 15
 
 
-def test_every_order_is_about_as_likely():
-    n = 24_000
-    keys = torch.from_numpy(rng.key(2, "local", np.arange(n)).view(np.int64))
-    order = shuffles(keys, torch.full((n, 1), 4), 4)
-    count = torch.unique(order, dim=0, return_counts=True)[1].double()
-    assert len(count) == 24
-    assert ((count - n / 24) ** 2 / (n / 24)).sum() < 60  # chi-square, 23 degrees: p = 4e-5
-
-
 def test_the_stream_is_the_same_in_numpy_and_torch():
     key = rng.key(3, "x", 4)
     with np.errstate(over="ignore"):

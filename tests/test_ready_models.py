@@ -20,7 +20,6 @@ from fedmaba.rows import models, ready
 from fedmaba.rows.ready.lstm import CharacterLSTM
 from fedmaba.rows.ready.transformers import GPT
 from plain_loop import PLAN, Plain, apart, played, vector
-from run_folders import SMALL
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 FILES = sorted(Path(ready.__file__).parent.glob("[a-z]*.py"))
@@ -59,11 +58,6 @@ def test_sizes_come_from_the_data(name, shape, classes):
     assert model(torch.rand(2, *shape)).shape == (2, classes)
 
 
-def test_a_table_is_trained(tiny_npz):
-    history = fedmaba.compare("fedavg", data=str(tiny_npz), model="mlp-tabular", **SMALL)
-    assert np.isfinite(history.runs[0].accuracy()).all()
-
-
 def texts(each: bool) -> Federation:
     """Three clients that write periodic texts; the next character is the target."""
     letters = (np.arange(60)[:, None] + np.arange(8)) % 3
@@ -90,13 +84,6 @@ def test_a_model_of_characters_learns_to_go_on(name, each):
         "fedavg", data=texts(each), model=name, rounds=3, eval_every=3, seeds=1, **options
     )
     assert history.runs[0].accuracy("last")[-1].mean() > 0.8
-
-
-@pytest.mark.parametrize("name", ["lstm", "gpt"])
-def test_sites_and_server_of_a_federation_make_the_same_model_of_characters(name):
-    make = models.find_factory(name)
-    made = [make(shape, 7) for shape in (Shape((9,), "i", 5), Shape((9,), "i", 7), (9,))]
-    assert len({str(m) for m in made}) == 1
 
 
 @pytest.mark.parametrize("make", [CharacterLSTM, lambda v, c, e: GPT(v, 9, c, e, 32, 2)])
@@ -137,15 +124,6 @@ def test_data_that_do_not_fit_are_one_line(name, shape, said):
         models.build_model(models.find_factory(name), shape, 4, 0)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_the_command_line_refuses_a_model_of_characters_for_other_data(call, tiny_npz):
-    answer = call("compare", "fedavg", "--data", str(tiny_npz), "--model", "lstm", "--out", "run")
-    assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert "model lstm wants tokens" in answer.err
-    assert not Path("run").exists()
-    listed = call("list", "models").out
-    assert all(name in listed for name in models.REGISTRY)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)

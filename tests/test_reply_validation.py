@@ -28,13 +28,13 @@ from fedmaba.deploy.validation import (
 )
 from fedmaba.errors import Busy, InputError
 from fedmaba.results import run_folder
-from fedmaba.strategies import REGISTRY, deployed, parse
+from fedmaba.strategies import REGISTRY, parse
 from fedmaba.strategies.base import Decision
 
 STRATEGIES = ["fedavg", "qffl:q=1", "afl", "term", "fedfv", "fedmaba:alpha=0.8"]
-# fednova and mifa: test_flower_means; eagle: test_flower_own_state
+# test_flower_simulated has those that sites can play
 ELSEWHERE = {"scaffold", "ditto", "local", "fairfed", "fednova", "fedeba", "mifa", "fedmdfg"}
-ELSEWHERE |= {"eagle"}
+ELSEWHERE |= {"eagle", "fedvarp", "maxfl", "feddgga", "pfedme", "apfl"}
 ON_FLOWER = [name for name in REGISTRY if name not in ELSEWHERE]
 RNG = np.random.default_rng(0)
 MODEL = {
@@ -106,35 +106,24 @@ HOSTILE = {
     # the model: values
     "nan": with_array(W, filled(np.nan)),
     "infinity": with_array(W, filled(np.inf)),
-    "minus infinity": with_array(W, filled(-np.inf)),
     "huge value": with_array(W, filled(1e30)),
-    "largest float": with_array(W, filled(-3.4e38)),
     "nan in a statistic": with_array("1.running_var", filled(np.nan, (3,))),
     "negative variance": with_array("1.running_var", filled(-1.0, (3,))),
     "negative counter": with_array("1.num_batches_tracked", sent(np.array(-1))),
     "counter at its end": with_array("1.num_batches_tracked", sent(np.array(2**63 - 1))),
-    "counter at its other end": with_array("1.num_batches_tracked", sent(np.array(-(2**63)))),
     # the model: names, shapes, dtypes
     "array missing": lambda o: replace(o, arrays={k: v for k, v in o.arrays.items() if k != W}),
     "array too many": with_array("backdoor", filled(1.0)),
-    "array renamed": lambda o: replace(
-        o, arrays={("weight" if k == W else k): v for k, v in o.arrays.items()}
-    ),
     "no arrays": lambda o: replace(o, arrays={}),
     "shape that broadcasts": with_array(W, sent(np.zeros((1, 4), np.float32))),
     "shape transposed": with_array(W, sent(np.zeros((4, 3), np.float32))),
-    "shape flattened": with_array(W, sent(np.zeros(12, np.float32))),
-    "scalar": with_array(W, sent(np.array(1.0, np.float32))),
     "double": with_array(W, sent(np.zeros((3, 4)))),
     "complex": with_array(W, sent(np.zeros((3, 4), np.complex64))),
-    "integers": with_array(W, sent(np.zeros((3, 4), np.int32))),
-    "strings": with_array(W, sent(np.full((3, 4), "x"))),
     "big-endian": with_array(W, bytes_as(npy(MODEL[W].astype(">f4")))),
     # the model: bytes
     "huge payload": with_array(W, bytes_as(GOOD + b"\0" * 1_000_000)),
     "trailing bytes": with_array(W, bytes_as(GOOD + b"\0")),
     "truncated": with_array(W, bytes_as(GOOD[:-1])),
-    "empty": with_array(W, bytes_as(b"")),
     "header only": with_array(W, bytes_as(GOOD[:10])),
     "noise": with_array(W, bytes_as(b"\x93NUMPY\x01\x00" + bytes(range(256)))),
     "pickle": with_array(W, bytes_as(b"\x80\x04cos\nsystem\n(S'true'\ntR.")),
@@ -150,7 +139,6 @@ HOSTILE = {
     "negative shape": with_array(W, RawArray("float32", (-3, 4), "numpy.ndarray", GOOD)),
     # the loss
     "loss nan": with_number("loss", math.nan),
-    "loss infinity": with_number("loss", math.inf),
     "loss negative": with_number("loss", -1.0),
     "loss huge": with_number("loss", 1e9),
     "loss a list": with_number("loss", [1.0]),
@@ -158,7 +146,6 @@ HOSTILE = {
     "loss missing": lambda o: replace(o, numbers={"num-examples": 70}),
     # the count
     "count zero": with_number("num-examples", 0),
-    "count negative": with_number("num-examples", -5),
     "count huge": with_number("num-examples", 10**12),
     "count beyond any float": with_number("num-examples", 10**400),
     "count a fraction": with_number("num-examples", 70.5),
@@ -263,20 +250,6 @@ def test_two_new_nodes_of_one_name_are_one_site():
     assert [r.node for r in replies] == [3]
     assert all("belongs to node" in why for why in refused)
     assert len(refused) == 2
-
-
-@pytest.mark.parametrize("spec", STRATEGIES)
-def test_a_round_without_a_reply_that_counts_changes_nothing_but_its_number(spec):
-    server = server_of(spec)
-    before = {n: a.copy() for n, a in server.model.items()}
-    state = {n: a.copy() for n, a in server.state.items()}
-    report = round_of(server, [HOSTILE["nan"](raw_reply(LIAR, server.round_id()))])
-    assert report["sites"] == {}
-    assert server.round == 1
-    for name, value in before.items():
-        np.testing.assert_array_equal(server.model[name], value)
-    for name, value in state.items():
-        np.testing.assert_array_equal(server.state[name], value)
 
 
 def test_random_damage_never_gets_in():
@@ -438,18 +411,6 @@ def test_a_strategy_whose_state_cannot_be_saved_moves_no_model(monkeypatch):
     assert np.array_equal(server.model["0.weight"], before)
 
 
-def test_an_absent_site_keeps_its_weight_for_its_return():
-    server = server_of("fedmaba")
-    server.finish_round(replies_of(server))
-    before = server.state["p"].copy()
-    server.finish_round(replies_of(server, nodes=(1, 2)))
-    now = server.state["p"]
-    np.testing.assert_array_equal(now[2:], before[2:])  # sites 3, 4 and 7 were away
-    assert now[:2].sum() == pytest.approx(before[:2].sum())
-    assert now.sum() == pytest.approx(1.0)
-    assert server.finish_round(replies_of(server))["sites"]["site-3"]["weight"] > 0
-
-
 def test_a_half_precision_model_never_becomes_infinite():
     server = FederationServer(
         FederationSettings(parse("fedmaba:eta_s=3")[0]), {"w": np.full(2, 3e4, np.float16)}
@@ -469,16 +430,6 @@ def test_lines_that_were_taken_away_leave_no_gap(tmp_path):
     again.finish_round(replies_of(again))
     again.folder.close()
     assert [row["round"] for row in read_rounds(tmp_path, 0)] == [2]
-
-
-def test_new_sites_come_last_in_order_of_name():
-    server = FederationServer(FederationSettings(parse("fedmaba")[0]), MODEL)
-    server.join(["b", "a"])
-    server.join(["d", "a", "c"])
-    assert server.sites == ["a", "b", "c", "d"]
-    server.join(["aa"])
-    assert server.sites[-1] == "aa"
-    assert len(server.state["p"]) == 5
 
 
 def test_only_those_present_are_drawn_and_the_draw_is_seeded():
@@ -505,16 +456,6 @@ def test_a_server_that_starts_again_keeps_the_order_of_the_arrays(tmp_path):
         server.folder.close()
 
 
-@pytest.mark.parametrize("many", [0, 3, 5])
-def test_a_strategy_that_leaves_replies_without_a_weight_is_refused(many, monkeypatch):
-    server = FederationServer(FederationSettings(parse("fedavg")[0]), MODEL)
-    coef = np.full(many, 0.1)
-    monkeypatch.setattr(REGISTRY["fedavg"], "weigh", lambda self, state, _: Decision(coef, state))
-    said = rf"fedavg: weigh\(\) gave coefficients of shape \({many},\) for 4 clients"
-    with pytest.raises(InputError, match=said):
-        server.finish_round(replies_of(server))
-
-
 def test_running_statistics_are_averaged_by_size_and_do_not_weigh():
     plain = {n: a for n, a in MODEL.items() if n.startswith("0.")}
     for spec in ("qffl:q=1", "fedmgda", "fedfv"):
@@ -537,9 +478,3 @@ def test_bad_terms_are_refused():
             FederationSettings(parse("fedavg")[0], **bad)
     with pytest.raises(InputError, match="no weights"):
         FederationServer(FederationSettings(parse("fedavg")[0]), {"n": np.array(3)})
-
-
-def test_bad_averaging_is_refused():
-    for text in ("poly", "poly:-1", "ema:1", "last:2", "x"):
-        with pytest.raises(InputError):
-            deployed.parse_rule(text)

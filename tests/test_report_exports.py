@@ -2,29 +2,21 @@
 
 import contextlib
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fedmaba
-import report_cases
 from fedmaba import load_history
 from fedmaba.errors import Diverged, InputError
 from fedmaba.report import (
     data,
-    document,
     export,
     tensorboard,
     tracked,
 )
 from fedmaba.results.metrics import PERCENT
 from report_cases import call
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, tiny_npz) -> Path:
-    return report_cases.finished_run(tmp_path_factory.mktemp("report") / "run", tiny_npz)
 
 
 def test_export_writes_what_the_history_holds(folder, tmp_path, monkeypatch, capsys):
@@ -59,7 +51,7 @@ def test_export_names_clients_that_have_names(tmp_path, monkeypatch):
     words = {"data": str(tmp_path / "mine.npz"), "seeds": 1, "device": "cpu", "model": "softmax"}
     for name, options in {"own": {}, "cut": {"partition": "iid", "clients": 2}}.items():
         fedmaba.compare("fedavg", out=tmp_path / name, rounds=2, eval_every=1, **words, **options)
-        export.to_csv(tmp_path / name, tmp_path / name / "csv")
+        export.write_export(tmp_path / name, tmp_path / name / "csv")
         for kind in ("clients", "weights"):
             found = pandas.read_csv(tmp_path / name / "csv" / f"{kind}.csv", keep_default_na=False)
             assert found["client"].tolist() == [0, 1] * 2
@@ -71,7 +63,7 @@ def test_export_marks_clients_that_were_hostile(tiny_npz, tmp_path):
     words = {"data": str(tiny_npz), "seeds": 2, "device": "cpu", "model": "softmax"}
     lies = {"attack": "loss=1e6", "hostile": "40%"}
     fedmaba.compare("fedmaba", out=tmp_path / "run", rounds=2, eval_every=1, **words, **lies)
-    export.to_csv(tmp_path / "run", tmp_path / "csv")
+    export.write_export(tmp_path / "run", tmp_path / "csv")
     found = pandas.read_csv(tmp_path / "csv" / "weights.csv", keep_default_na=False)
     assert ((found["hostile"] == "yes") == (found["reported_loss"] == 1e6)).all()
     assert (found["hostile"] == "yes").sum() == 2 * 2 * 2  # clients, rounds, seeds
@@ -79,7 +71,7 @@ def test_export_marks_clients_that_were_hostile(tiny_npz, tmp_path):
     assert ((found["hostile"] == "yes") == (found["last_accuracy"] == "")).all()
     (tmp_path / "run" / "about.json").unlink()
     with pytest.raises(InputError, match=r"about\.json, which says who is hostile, is not there"):
-        export.to_csv(tmp_path / "run", tmp_path / "csv")
+        export.write_export(tmp_path / "run", tmp_path / "csv")
 
 
 def test_a_finished_run_is_exported_even_if_all_of_it_diverged(tiny_npz, tmp_path):
@@ -88,14 +80,8 @@ def test_a_finished_run_is_exported_even_if_all_of_it_diverged(tiny_npz, tmp_pat
     with contextlib.suppress(Diverged):
         fedmaba.compare("fedavg", server_lr=1e39, **options)
     assert (out / "runs.json").exists()
-    files = {path.name: path.read_text() for path in export.to_csv(out, tmp_path / "csv")}
+    files = {path.name: path.read_text() for path in export.write_export(out, tmp_path / "csv")}
     assert "diverged: seed 0" in files["summary.csv"]
-
-
-def test_export_starts_no_formula():
-    assert document.csv_text([["=1+1", "@x", "-1", -1.5, "plain", float("nan")]]) == (
-        "'=1+1,'@x,'-1,-1.5,plain,\n"
-    )
 
 
 def test_tensorboard_events_can_be_read_back(tiny_npz, tmp_path, monkeypatch, capsys):

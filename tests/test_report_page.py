@@ -5,9 +5,7 @@ import json
 import math
 import re
 import shutil
-import sys
 from base64 import b64decode, b64encode
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ import torch
 
 import fedmaba
 import report_cases
-from fedmaba import cli
 from fedmaba.errors import InputError
 from fedmaba.report import (
     data,
@@ -28,22 +25,8 @@ from fedmaba.report import (
 )
 from fedmaba.report import html as report
 from fedmaba.results import run_folder
-from fedmaba.results.history import History, RunHistory
-from report_cases import PAYLOADS, SECTIONS, Elements, call, one
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, tiny_npz) -> Path:
-    return report_cases.finished_run(tmp_path_factory.mktemp("report") / "run", tiny_npz)
-
-
-def fails(monkeypatch, capsys, *words) -> str:
-    monkeypatch.setattr(sys, "argv", ["fedmaba", *map(str, words)])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code in (2, 74)
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
+from fedmaba.results.history import History
+from report_cases import Elements, call, one
 
 
 def test_the_numbers_are_those_of_the_table_command(folder, tmp_path, monkeypatch, capsys):
@@ -113,11 +96,6 @@ def test_lines_of_a_live_run_tell_no_worst_of_another_share(tmp_path, folder):
         assert curve["variance"][-1] is not None
 
 
-def test_sections_stand_in_the_order_promised(folder):
-    seen = Elements(report.page([data.load_run_folder(folder)]))
-    assert [a["id"] for tag, a in seen.elements if tag == "section"] == SECTIONS
-
-
 def test_the_policy_allows_our_script_and_style_and_nothing_else(folder):
     text = report.page([data.load_run_folder(folder)])
     seen = Elements(text)
@@ -137,59 +115,9 @@ def test_the_policy_allows_our_script_and_style_and_nothing_else(folder):
         for name in ("src", "href", "action"):
             assert attributes.get(name, "#").startswith(("#", "data:"))
     assert not re.search(r"https?://(?!www\.w3\.org)", script + style)
-
-
-def test_the_script_never_builds_markup_from_text():
-    script = report._script()
+    built = r"(inner|outer)HTML|insertAdjacentHTML|document\.write|\beval\(|new Function|\bimport\("
     assert len(script) > 40_000
-    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(",
-                 "new Function", "setAttribute(\"on", "import("):  # fmt: skip
-        assert word not in script, word
-
-
-def hostile() -> data.Source:
-    run = RunHistory(PAYLOADS[0], 0, PAYLOADS[1], np.full(200, 3))
-    run.tables = {"evaluated": [np.asarray(1)], "round": [np.asarray(1)]}
-    run.tables |= {"client": [np.arange(200)], "weight": [np.full(200, 0.005)]}
-    for model in data.MODELS:
-        run.tables |= {f"{model}.{k}": [np.linspace(0, 1, 200)] for k in ("accuracy", "loss")}
-    runs = [RunHistory(p, 0, p, np.zeros(0, np.int64), p) for p in PAYLOADS[1:]]
-    names = {p: p for p in PAYLOADS}
-    about = {"command": PAYLOADS, "device": PAYLOADS[3], "versions": names, "partition": names}
-    about["data"] = {"name": PAYLOADS[4], "sha256": "x", "classes": PAYLOADS, "clients": PAYLOADS}
-    counts = {0: np.ones((200, 200), np.int64)}
-    return data.Source(PAYLOADS[5], History([run, *runs]), about, "\n".join(PAYLOADS), counts)
-
-
-def test_hostile_names_stay_text():
-    plain = Elements(
-        report.page([data.source_of(report_cases.history(seeds=1, rounds=4, clients=5))])
-    )
-    seen = Elements(report.page([hostile()]))
-    assert {tag for tag, _ in seen.elements} <= {tag for tag, _ in plain.elements} | {
-        "pre", "code", "article", "h4", "strong", "ul", "li",
-    }  # fmt: skip
-    assert len(seen.content["script"]) == 2
-    assert "<" not in seen.content["script"][0]
-    assert seen.content["script"][1] == plain.content["script"][1]
-    for _, attributes in seen.elements:
-        assert not {name for name in attributes if name.startswith("on") or name == "style"}
-
-
-@pytest.mark.slow
-def test_a_long_run_stays_small():
-    """100 clients x 2,000 rounds x 10 runs stay under 5 MB."""
-    text = report.page([data.source_of(report_cases.history())])
-    assert len(text.encode()) < 5_000_000
-    tree = json.loads(Elements(text).content["script"][0])
-    assert "233 each are embedded client by client, and up to 400 as curves" in text
-    for run in tree["runs"]:
-        for name in ("rounds", "evaluated"):
-            assert len(run[name]) == 233
-            assert (run[name][0], run[name][-1]) == (1, 2000)
-            assert set(np.diff(run[name])) <= {8, 9}
-        assert run["accuracy"]["shape"] == [233, 100]
-        assert len(run["fair"]["round"]) == len(run["info"]["rounds"]) == 400
+    assert not re.search(built, script)  # markup from text
 
 
 def test_a_long_run_is_thinned_and_the_page_says_so():
@@ -372,22 +300,21 @@ def test_a_folder_without_label_counts_or_about_still_gives_a_page(folder, tmp_p
         data.load_run_folder(bare)
 
 
-def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys):
-    assert "is no run folder" in fails(monkeypatch, capsys, "report", tmp_path / "none")
-    assert "is no run folder" in fails(monkeypatch, capsys, "report", tmp_path)
-    line = fails(monkeypatch, capsys, "report", folder, "-o", tmp_path / "a" / "b" / "c.html")
-    assert "could not be written" in line
-    assert "resume" not in line
-    assert "is no run folder" in fails(monkeypatch, capsys, "watch", tmp_path)
-    line = fails(monkeypatch, capsys, "figure", "pie", folder, "-o", tmp_path / "x.pdf")
-    assert "unknown figure 'pie'" in line
-    line = fails(monkeypatch, capsys, "figure", "rounds", folder, "-o", tmp_path / "x.gif")
-    assert "end it in .pdf" in line
-    line = fails(monkeypatch, capsys, "report", folder, "-o", tmp_path / "x.pdf")
-    assert "x.pdf: a report is a page: end it in .html" in line
-    for words, name in ((["report"], "x.html"), (["figure", "rounds"], "x.svg")):
-        line = fails(monkeypatch, capsys, *words, folder, folder / ".", "-o", tmp_path / name)
-        assert f"{folder} is named twice" in line
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["report", "none"], 2, "is no run folder"),
+        (["watch", "."], 2, "is no run folder"),
+        (["report", "RUN", "-o", "a/b/c.html"], 74, "could not be written"),
+        (["report", "RUN", "-o", "x.pdf"], 2, "x.pdf: a report is a page: end it in .html"),
+        (["figure", "pie", "RUN", "-o", "x.pdf"], 2, "unknown figure 'pie'"),
+        (["figure", "rounds", "RUN", "-o", "x.gif"], 2, "end it in .pdf"),
+        (["report", "RUN", "RUN/."], 2, "is named twice"),
+        (["figure", "rounds", "RUN", "RUN/.", "-o", "x.svg"], 2, "is named twice"),
+    ],
+)
+def test_errors_are_one_line(words, code, said, folder, refused):
+    assert said in refused(*(word.replace("RUN", str(folder)) for word in words), code=code)
 
 
 def below_zero(outputs, targets):

@@ -2,12 +2,10 @@
 
 import csv
 from io import StringIO
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import report_cases
 from fedmaba import load_history
 from fedmaba.errors import InputError
 from fedmaba.report import (
@@ -17,11 +15,6 @@ from fedmaba.report import (
 )
 from fedmaba.results.history import History
 from report_cases import PAYLOADS, one
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, tiny_npz) -> Path:
-    return report_cases.finished_run(tmp_path_factory.mktemp("report") / "run", tiny_npz)
 
 
 def test_a_caption_says_which_model_which_round_and_how_many_clients():

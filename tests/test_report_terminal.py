@@ -1,5 +1,6 @@
 """What a terminal shows while a run goes on, and of its table."""
 
+import logging
 import math
 import re
 from io import StringIO
@@ -12,6 +13,7 @@ from rich.console import Console
 from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
 from fedmaba.report import (
+    call_progress,
     data,
     table,
     terminal,
@@ -21,11 +23,16 @@ from fedmaba.results.history import History
 from report_cases import one, printed, session
 
 
-def test_the_display_shows_what_a_person_wants_to_know(tiny_npz):
-    going = session(tiny_npz)
+def played(going):
+    """A session to its end, and the pace of its rounds."""
     pace = terminal.Pace(going.batch)
     for snapshot in going.rounds():
         pace.reach(snapshot.round + 1)
+    return going, pace
+
+
+def test_the_display_shows_what_a_person_wants_to_know(tiny_npz):
+    going, pace = played(session(tiny_npz))
     stream = StringIO()
     console = Console(file=stream, width=100, force_terminal=True, color_system=None)
     console.print(terminal.dashboard(going, pace))
@@ -40,11 +47,6 @@ def test_the_display_shows_what_a_person_wants_to_know(tiny_npz):
     assert f"{row.mean.worst:.2f}" in line
     assert f"{going.history.runs[-1].column('info.lambda')[-1]:.2f}" in line
     assert re.search("[▁▂▃▄▅▆▇█]", line)
-
-
-def test_the_caption_of_a_small_table_stays_in_one_line_and_knows_one_seed():
-    text = printed(100, terminal.grid(History([one("afl", [0.1, 0.9])]), "deployed", "last", 0.05))
-    assert text.splitlines()[0] == "deployed model (last), at the last round; one seed"
 
 
 @pytest.mark.parametrize("width", [34, 50, 60, 66, 72, 80, 100, 160])
@@ -63,10 +65,7 @@ def test_names_and_numbers_are_whole_at_any_width(width):
 
 @pytest.mark.parametrize("width", [46, 60, 72, 80, 100])
 def test_the_display_drops_columns_before_names_and_numbers(width, tiny_npz):
-    going = session(tiny_npz)
-    pace = terminal.Pace(going.batch)
-    for snapshot in going.rounds():
-        pace.reach(snapshot.round + 1)
+    going, pace = played(session(tiny_npz))
     for run in going.history.runs[2:]:
         run.label = "fedmaba:alpha=0.8,eta_b=0.5"
     text = printed(width, terminal.dashboard(going, pace))
@@ -86,15 +85,9 @@ def test_the_display_drops_columns_before_names_and_numbers(width, tiny_npz):
 def shown(tiny_npz, quiet, monkeypatch, terminal_like) -> str:
     stream = StringIO()
     stream.isatty = lambda: terminal_like
-    real = Console
-    monkeypatch.setattr(
-        terminal, "Console",
-        lambda stderr: real(file=stream, width=100, force_terminal=terminal_like),
-    )  # fmt: skip
-    going = session(tiny_npz)
-    with terminal.progress(going, quiet) as display:
-        for snapshot in going.rounds():
-            display(snapshot)
+    console = Console(file=stream, width=100, force_terminal=terminal_like)
+    speaker = call_progress.Speaker(console, logging.WARNING if quiet else logging.INFO)
+    call_progress.follow(session(tiny_npz), speaker, lambda: False)
     return stream.getvalue()
 
 
@@ -181,10 +174,7 @@ def test_bold_and_colour_are_explained_where_they_are_seen():
 
 
 def test_the_display_explains_its_marks_once_there_are_any(tiny_npz):
-    going = session(tiny_npz)
-    pace = terminal.Pace(going.batch)
-    for snapshot in going.rounds():
-        pace.reach(snapshot.round + 1)
+    going, pace = played(session(tiny_npz))
     assert "Bold" not in printed(80, terminal.dashboard(going, pace))  # two strategies have no rank
     for run, name in zip(going.history.runs, "abcd", strict=True):
         run.label = name
@@ -222,5 +212,4 @@ def test_the_display_shows_a_run_with_hostile_clients(tiny_npz):
     (run,) = going.history.runs
     assert (run.test_size == 0).sum() == 2
     want = [f.variance for f in run.fairness()]
-    np.testing.assert_allclose(terminal._variances([run]), want, rtol=1e-5)
     assert terminal.spark(want) in text

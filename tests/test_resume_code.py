@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -128,22 +129,55 @@ class Rule(Strategy):
 """
 
 
-@pytest.mark.parametrize("edited", ["SHARE", "FACTOR"])
-def test_a_strategy_of_ones_own_that_was_edited_is_noticed(edited, tiny_npz, tmp_path, monkeypatch):
+@pytest.fixture
+def edit(tmp_path, monkeypatch):
+    """Write a module `some_rule` with one of its numbers, to be imported anew."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    out, file = tmp_path / "run", tmp_path / "some_rule.py"
 
-    def edit(share):
-        text = RULE.replace(edited, share).replace("SHARE", "1").replace("FACTOR", "1")
-        file.write_text(text)
+    def write(number, edited="SHARE"):
+        text = RULE.replace(edited, number).replace("SHARE", "1").replace("FACTOR", "1")
+        (tmp_path / "some_rule.py").write_text(text)
         monkeypatch.delitem(sys.modules, "some_rule", raising=False)
 
-    edit("1")
+    return write
+
+
+@pytest.mark.parametrize("edited", ["SHARE", "FACTOR"])
+def test_a_strategy_of_ones_own_that_was_edited_is_noticed(edited, edit, tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    edit("1", edited)
     play(begun(asked(tiny_npz, strategies=["some_rule.Rule"]), out), stop_after=3)
-    edit("2")
+    edit("2", edited)
     with pytest.raises(InputError, match="begun with another strategy rule"):
         starting.resume(out, trust=True)
-    edit("1 ")
+    edit("1 ", edited)
     play(starting.resume(out, trust=True))
     assert (out / "runs.json").exists()
+
+
+def test_a_changed_constant_does_not_bring_an_old_result_back(edit, tiny_npz, tmp_path):
+    edit("1")
+    experiment_ = asked(tiny_npz, strategies=["some_rule.Rule"])
+    play(begun(experiment_, tmp_path / "run"))
+    edit("9")
+    with pytest.raises(InputError, match=r"begun with another strategy rule .*--fresh makes one"):
+        begun(experiment_, tmp_path / "run")
+    more = asked(tiny_npz, strategies=["some_rule.Rule"], seeds=3)
+    whole = starting.RunGroup([more], {"rule": "some_rule.Rule"}, out=tmp_path / "run")
+    with pytest.raises(InputError, match="begun with another strategy rule"):
+        next(whole.sessions())
+
+
+@pytest.mark.parametrize("command", ["compare some_rule.Rule", "run x.toml", "tune some_rule.Rule"])
+def test_fresh_begins_anew_in_a_folder_beside(command, edit, call, tiny_npz):
+    edit("1")
+    Path("x.toml").write_text('strategies = ["some_rule.Rule"]\n')
+    words = [*command.split(), f"--data={tiny_npz}", "--rounds=2", "--quiet", "--model=softmax"]
+    words += ["--out=runs/mine", "--validation=30%", "--eval-every=1"]
+    words += ["--grid=lr=[0.01,0.1]", "--search-seeds=1"] if command[0] == "t" else []
+    for folder in ("runs/mine", "runs/mine-001", "runs/mine-002"):
+        answer = call(*words, *["--fresh"] * (folder != "runs/mine"))
+        assert answer.code == 0, answer.err
+        assert folder in answer.out + answer.err
+        assert any(Path(folder).rglob("runs.json"))

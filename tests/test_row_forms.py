@@ -6,10 +6,8 @@ from torch import nn
 from torch.nn.utils import prune
 
 from fedmaba.rows import compile, models
-from fedmaba.rows.base import Step
-from fedmaba.rows.general import LoopRows
 from fedmaba.rows.stack import plan_layers
-from row_cases import FLAT, ONE, REASONS, VMAP, B, C, Case, Noisy, close
+from row_cases import FLAT, REASONS, VMAP, B, C, Case
 
 
 @pytest.mark.parametrize("name", VMAP)
@@ -18,33 +16,6 @@ def test_a_model_without_a_row_form_is_vectorised_and_the_reason_named(name):
     path = compile(case.template, case.x[0]).path
     assert path.startswith(("all rows at once by torch.func: ", "one client after another, "))
     assert REASONS.get(name, "no row form") in path
-
-
-def test_a_model_that_cannot_be_vectorised_is_trained_row_by_row_and_says_why():
-    rows = compile(Noisy(), torch.zeros(2, 6))
-    assert type(rows) is LoopRows
-    assert rows.path.startswith("one client after another: Noisy has no row form; ")
-    assert "random" in rows.path.split(";")[1]
-
-
-def test_a_model_that_branches_on_its_data_is_trained_row_by_row():
-    class Branch(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a = nn.Linear(6, C)
-
-        def forward(self, x):
-            return self.a(x) if x.sum() > 0 else -self.a(x)
-
-    rows = compile(Branch(), torch.ones(2, 6))
-    assert type(rows) is LoopRows
-    x = torch.stack([torch.ones(B, 6), -torch.ones(B, 6)])
-    flat = rows.layout.pack(rows.model).repeat(2, 1)
-    want = rows.model.a(x[0])
-    close(rows.outputs(flat, x)[0], want.detach())
-    keys = torch.arange(2)
-    step = Step(x, torch.zeros(2, B, dtype=torch.int64), torch.full((2, B), 1 / B), ONE, None, keys)
-    assert torch.isfinite(rows.add_gradients(flat, flat.clone(), step)).all()
 
 
 def test_the_fast_form_names_its_layers():

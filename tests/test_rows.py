@@ -8,9 +8,7 @@ from torch.nn import functional as F
 
 from fedmaba.rows import compile
 from fedmaba.rows.base import Layout, Rows, Step
-from fedmaba.rows.general import LoopRows
 from fedmaba.rows.stack import LayerRows
-from fedmaba.rows.traced import TracedRows
 from row_cases import (
     CASES,
     EITHER,
@@ -19,9 +17,7 @@ from row_cases import (
     ONE,
     B,
     C,
-    Called,
     Case,
-    Noisy,
     R,
     close,
     forms,
@@ -81,20 +77,6 @@ def test_rows_give_the_models_outputs_in_evaluation_mode(name):
     assert torch.equal(case.x, before[1])
 
 
-@pytest.mark.parametrize("kind", [TracedRows, LoopRows])
-@pytest.mark.parametrize("name", ["linear", "conv", "max pool", "residual", "tied weights"])
-def test_the_general_forms_agree_with_autograd(name, kind):
-    case = Case(name)
-    rows = kind(case.template, Layout(case.template), case.x[0], None, "")
-    loss, grads = case.autograd(rows.layout)
-    got_loss, got = case.added(rows, 2.0)
-    close(got_loss, loss)
-    close(got, 2.0 * grads)
-    flat = case.flat(rows.layout)
-    want = torch.stack([m.double()(case.x[0]) for m in copy.deepcopy(case.models)]).detach()
-    close(rows.outputs(flat, case.x[:1]), want)
-
-
 def test_your_own_loss_in_every_form():
     case = Case("relu twice")
     for rows in forms(case, squares):
@@ -150,31 +132,6 @@ def test_a_row_does_not_see_its_neighbours():
     _, after = case.added(rows)
     close(after[:2], before[:2])
     assert not torch.allclose(after[2], before[2])
-
-
-@pytest.mark.parametrize(("kind", "form"), [(Called, TracedRows), (Noisy, LoopRows)])
-def test_random_layers_follow_the_rows_key_in_the_general_forms(kind, form):
-    torch.manual_seed(0)
-    rows = compile(kind().double(), torch.zeros(2, 6).double())
-    assert type(rows) is form
-    flat = rows.layout.pack(rows.model.float()).double().expand(3, -1)
-    rows.model.double()
-    x, y = torch.randn(1, B, 6).double().expand(3, -1, -1), torch.zeros(3, B).long()
-    weight = torch.full((3, B), 1 / B).double()
-
-    def gradient(*keys):
-        sink = torch.zeros(len(keys), rows.layout.size, dtype=torch.float64)
-        n = len(keys)
-        key = torch.tensor(keys)
-        rows.add_gradients(flat[:n], sink, Step(x[:n], y[:n], weight[:n], ONE, None, key))
-        return sink
-
-    state = torch.get_rng_state()
-    a = gradient(7, 8, 7)
-    assert torch.equal(state, torch.get_rng_state())
-    assert torch.equal(a[0], a[2])
-    assert not torch.equal(a[0], a[1])
-    close(gradient(8)[0], a[1])
 
 
 def test_the_layout_keeps_every_weight_and_pads_with_zeros():

@@ -1,7 +1,6 @@
 """What a run folder holds, and what its names cannot do."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,9 @@ from torch import nn
 
 import fedmaba
 from fedmaba import strategies
-from fedmaba.data.partition import Split
 from fedmaba.errors import InputError, SaveFailed
-from fedmaba.experiment import config, experiment_file, starting
-from fedmaba.results import run_folder
+from fedmaba.experiment import experiment_file, starting
 from fedmaba.results.run_folder import (
-    Folder,
     load_history,
     run_file_stem,
 )
@@ -45,20 +41,14 @@ def test_a_finished_folder_holds_everything_and_its_last_checkpoint(finished):
     assert about["model"]["parameters"] == 6 * 3 + 3
 
 
-def test_the_experiment_file_asks_for_the_same_run_again(finished, tiny_npz):
-    _, out = finished
-    again = config.build(experiment_file.read_toml(out / "experiment.toml"))
-    assert again == asked(tiny_npz)
-
-
 def test_the_partition_file_says_who_owns_what(finished):
     session, out = finished
     with np.load(out / "partition.npz", allow_pickle=False) as z:
         for run in session.batch.runs:
             own = f"seed{run.seed}."
             arrays = {n.removeprefix(own): z[n] for n in z.files if n.startswith(own)}
-            split = Split.from_arrays(arrays)
-            assert split.sha256() == run.federation.split.sha256()
+            for name, value in run.federation.split.to_arrays().items():
+                np.testing.assert_array_equal(arrays[name], value)
 
 
 def test_a_saved_model_serves_each_client_as_the_history_says(finished):
@@ -167,26 +157,13 @@ def test_a_folder_without_checkpoints_says_what_it_is(tiny_npz, tmp_path):
         load_history(tmp_path / "runs")
 
 
-def test_a_name_inside_a_foreign_folder_cannot_lead_outside(finished, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(finished[1], copy)
-    about = json.loads((copy / "runs.json").read_text())
+def test_a_name_inside_a_foreign_folder_cannot_lead_outside(done):
+    about = json.loads((done / "runs.json").read_text())
     for key, value in (("seed", "0/../../../x"), ("label", 3), ("seed", True)):
         runs = [{**about["runs"][0], key: value}, *about["runs"][1:]]
-        (copy / "runs.json").write_text(json.dumps({**about, "runs": runs}))
+        (done / "runs.json").write_text(json.dumps({**about, "runs": runs}))
         with pytest.raises(InputError, match=r"runs\.json cannot be read"):
-            load_history(copy)
-
-
-def test_folders_without_a_name_are_never_shared(tmp_path):
-    taken = [run_folder.create_numbered_folder(tmp_path / "runs", "sample") for _ in range(3)]
-    assert [p.name for p in taken] == ["sample-001", "sample-002", "sample-003"]
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SaveFailed, match="choose another folder"):  # resume has no --out
-        Folder(tmp_path / "file" / "run")
+            load_history(done)
 
 
 @settings(max_examples=100, deadline=None, database=None)

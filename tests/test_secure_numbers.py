@@ -1,7 +1,6 @@
 """The numbers and words of secure sums, without any network or cryptography."""
 
 import math
-import tomllib
 
 import numpy as np
 import pytest
@@ -164,14 +163,3 @@ def test_what_sites_are_told_alike_is_in_the_agreement():
     found = {secure.agreement(*told) for told in (first, *others)}
     assert len(found) == len(others) + 1
     assert secure.agreement(*first) in found
-
-
-def test_the_app_with_secure_sums_has_them_on_both_sides(tmp_path):
-    from fedmaba.deploy.flower_app.new import new
-
-    for secured, said in ((True, "true"), (False, "false")):
-        new(tmp_path / said, secured)
-        client = (tmp_path / said / "fairapp" / "client_app.py").read_text()
-        assert ("secure=True" in client) == secured
-        config = tomllib.loads((tmp_path / said / "pyproject.toml").read_text())
-        assert config["tool"]["flwr"]["app"]["config"]["secure"] is secured

@@ -16,43 +16,19 @@ from fedmaba.data.attack import Attack
 from fedmaba.data.federation import attacked
 from fedmaba.errors import InputError
 from fedmaba.simulation.engine import Run, simulate, start
-from fedmaba.strategies import GIFAIR, AAggFF, AdaFed, DeltaFL, FedGini
+from fedmaba.strategies import GIFAIR, AAggFF, AdaFed, DeltaFL, FedDGGA, FedExP, FedGini, MaxFL
 from fedmaba.strategies.aaggff import cumulative
 from fedmaba.strategies.base import Decision, Needs, Strategy
 from fedmaba.strategies.combine import count_of_share
 from fedmaba.strategies.krum import Krum, MultiKrum, krum_scores
 from plain_loop import PLAN, Plain, apart, mlp, one, played, vector
-from test_paper import play, told
+from test_paper import told
 from thread_ranks import on_two_ranks
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 RNG = np.random.default_rng(0)
 
 # three rounds by hand
-
-
-def test_deltafl_by_hand():
-    # theta = 1/2 of two equal clients: the worst alone. 1 + 0.3; at 1.3 losses (0.845, 0.735):
-    # -0.13; at 1.17 losses (0.684, 1.033): +0.249
-    assert play(DeltaFL(theta=0.5)) == pytest.approx([1.3, 1.17, 1.419])
-    # theta = 0.8: 0.5/0.8 = 0.625 for the worst, 0.375 left; client 1 is the worst three times:
-    # -0.0375 + 0.1875; -0.043125 + 0.159375; -0.047484375 + 0.137578125
-    assert play(DeltaFL(theta=0.8)) == pytest.approx([1.15, 1.26625, 1.35634375])
-    # sizes 1 and 3, theta = 1/2: client 1 has 3/4, so it takes all while it is worst
-    assert play(DeltaFL(theta=0.5), size=(1, 3))[0] == pytest.approx(1.3)
-
-
-def test_gifair_by_hand():
-    # p = 1/2, lambda_max = 1/2, half of it: weights (1/4, 3/4), then the same, then (3/4, 1/4):
-    # -0.025 + 0.225; -0.03 + 0.18; at 1.35 losses (0.911, 0.634): -0.10125 + 0.04875
-    assert play(GIFAIR(lam=0.5)) == pytest.approx([1.2, 1.35, 1.2975])
-
-
-def test_fedgini_by_hand():
-    # epsilon = 0.2: weights 0.1 and 0.1 + 0.8. Client 1 is the worst: 1 - 0.01 + 0.27; at 1.26
-    # losses (0.7938, 0.8214): -0.0126 + 0.1998; at 1.4472 losses (1.0472, 0.4584):
-    # -0.130248 + 0.016584
-    assert play(FedGini(epsilon=0.2)) == pytest.approx([1.26, 1.4472, 1.333536])
 
 
 def test_krum_by_hand():
@@ -93,51 +69,6 @@ def test_a_share_of_a_cohort_is_rounded_down_as_a_person_would():
     assert [count_of_share(0.49, 2), count_of_share(0.49, 3), count_of_share(0.0, 5)] == [0, 1, 0]
 
 
-def test_aaggff_by_hand():
-    # responses Phi(-1/2) = 0.3085375, Phi(1/2) = 0.6914625, mean 1/2; gradient -r/1.5;
-    # log odds of p: sqrt(log 2)/(3 sqrt 2) * 0.382925/1.5 = 0.0500956, p = (0.4874787, 0.5125213)
-    decision = AAggFF().weigh(AAggFF().init(2), told([0, 1], loss=[0.5, 1.5], n=2))
-    assert decision.coef == pytest.approx([0.4874787, 0.5125213], abs=1e-7)
-    # 1 - 0.0487479 + 0.1537564; then F = (0.6105219, 1.2015147), responses Phi(-+0.3261484), log
-    # odds 0.0682146; then F = (0.7086066, 0.9830141), Phi(-+0.1622157), log odds 0.0709963
-    assert play(AAggFF()) == pytest.approx([1.1050085, 1.1904676, 1.2587949], abs=1e-7)
-
-
-def test_aaggff_silo_by_hand():
-    # responses Phi(-+1/2)/2 = 0.1542687, 0.3457313; their mean is 1/4; g = -r/1.25 =
-    # (-0.1234150, -0.2765850). With p = (1 - x, x), g'p changes by -0.1531700 for each x, and
-    # g'(p - p_0) = -0.1531700 (x - 1/2), so
-    # 4 (2 x - 1) + (1/2) 0.1531700^2 (x - 1/2) = 0.1531700: x - 1/2 = 0.0191182
-    assert play(AAggFF(form="silo"))[0] == pytest.approx(1 + 0.1 + 0.4 * 0.0191182, abs=1e-7)
-
-
-def test_adafed_by_hand():
-    # Two weights, one client for each: x^2/2 and 3/2 (y - 2)^2 from (1, 1), step 0.1.
-    # gamma = 1: changes over losses are (-0.2, 0.2), so half of each: (-0.1, 0.1);
-    # then 0.09/0.405 = 0.27/1.215 = 0.2222222, half; then 0.2535211, half
-    assert in_the_plane(AdaFed(gamma=1)) == pytest.approx(
-        [0.9, 1.1, 0.7888889, 1.2111111, 0.6621283, 1.3378717], abs=1e-6
-    )
-    # gamma = 0: weights in proportion to 1/|change|^2: (0.9, 0.1); (0.910921, 0.089079);
-    # (0.921418, 0.078582)
-    assert in_the_plane(AdaFed(gamma=0)) == pytest.approx(
-        [0.91, 1.03, 0.8271062, 1.055922, 0.7508952, 1.0781782], abs=1e-6
-    )
-
-
-def in_the_plane(strategy):
-    w, path = np.ones(2), []
-    for t in range(3):
-        changes = np.diag([-0.1 * w[0], -0.3 * (w[1] - 2)])
-        loss = [w[0] ** 2 / 2, 1.5 * (w[1] - 2) ** 2]
-        w = (
-            w
-            + strategy.weigh({}, told([0, 1], loss=loss, changes=changes, n=2, t=t)).coef @ changes
-        )
-        path.append(w)
-    return np.array(path).ravel().tolist()
-
-
 # beside the papers' own formulas
 
 
@@ -171,14 +102,6 @@ def test_fedgini_gives_the_largest_weights_to_the_largest_losses(epsilon):
     found = FedGini(epsilon=epsilon).weigh({}, told(range(m), loss=loss)).coef
     np.testing.assert_allclose(np.sort(found), weights, atol=1e-15)
     assert found @ loss == pytest.approx(max(np.dot(w, loss) for w in permutations(weights)))
-
-
-def test_fedgini_orders_losses_unlike_the_public_copies():
-    """The numbers of the docs: there one copy gives these weights to the other end."""
-    found = FedGini().weigh({}, told(range(4), loss=[0.4, 0.1, 0.3, 0.2])).coef
-    assert found == pytest.approx([0.425, 0.125, 0.275, 0.175])
-    tied = FedGini().weigh({}, told(range(4), loss=[0.4, 0.1, 0.4, 0.1])).coef
-    assert tied == pytest.approx([0.35, 0.15, 0.35, 0.15])
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
@@ -242,48 +165,6 @@ def test_aaggff_silo_in_the_simulator_is_that_of_a_plain_loop(fed):
 # limits
 
 
-def test_whole_tails_and_no_penalty_are_fedavg(fed):
-    plan = replace(PLAN, participants=3)
-    specs = ["fedavg:weights=uniform", "fedgini:epsilon=1"]
-    batch, _ = played(specs, fed, plan, mlp)
-    assert apart(batch.progress.model[1], batch.progress.model[0]) < 1e-12
-    specs = ["fedavg", "deltafl:theta=1", "gifair:lam=0"]
-    batch, _ = played(specs, fed, plan, mlp)
-    for r in (1, 2):
-        assert apart(batch.progress.model[r], batch.progress.model[0]) < 1e-12
-
-
-def test_equal_losses_give_equal_weights():
-    seen = told(range(4), loss=[2, 2, 2, 2], size=[5, 5, 5, 5], n=4)
-    for strategy in (DeltaFL(theta=0.1), GIFAIR(), FedGini(), AAggFF(), AAggFF(form="silo")):
-        coef = strategy.weigh(strategy.init(4), seen).coef
-        assert coef == pytest.approx([0.25] * 4, abs=1e-9), strategy.name
-
-
-def test_a_small_theta_is_the_worst_client():
-    seen = told(range(3), loss=[1, 3, 2])
-    assert DeltaFL(theta=1e-6).weigh({}, seen).coef.tolist() == [0, 1, 0]
-
-
-def test_gifair_at_its_bound_leaves_no_weight_negative():
-    coef = GIFAIR(lam=1).weigh({}, told(range(4), loss=[1, 2, 3, 4], size=[3, 5, 5, 5])).coef
-    assert coef[0] == pytest.approx(0, abs=1e-15)
-    assert (np.diff(coef) > 0).all()
-
-
-@pytest.mark.parametrize(("form", "bound"), [("silo", 2.0), ("device", 3.0)])
-def test_aaggffs_regret_on_constant_losses_grows_slower_than_the_rounds(form, bound):
-    n, rounds, strategy = 5, 300, AAggFF(form=form)
-    loss = np.array([0.5, 0.5, 1.0, 1.0, 4.0])
-    r = cumulative("normal", loss / loss.mean()) / (n if form == "silo" else 1)
-    state, regret = strategy.init(n), 0.0
-    for t in range(rounds):
-        regret += math.log(1 + r.max()) - math.log(1 + state["p"] @ r)  # the best fixed choice
-        state = strategy.weigh(state, told(range(n), loss=loss, n=n, t=t)).state
-    log = 1 + math.log(1 + rounds / (16 * n))
-    assert 0 < regret < bound * (log if form == "silo" else math.sqrt(rounds * math.log(n)))
-
-
 def test_distribution_functions_rise_from_0_to_1():
     x = np.linspace(0, 40, 500)
     for kind in ("normal", "weibull", "exponential", "frechet", "gumbel", "logistic"):
@@ -299,27 +180,6 @@ def test_the_form_for_all_clients_refuses_a_part_and_new_ones():
         strategy.weigh(strategy.init(4), told([0, 1], loss=[1, 2], n=4))
     with pytest.raises(InputError, match="is for a fixed number of clients: use form=device"):
         strategy.join(strategy.init(4), 5)
-
-
-@pytest.mark.parametrize(
-    ("spec", "rule"),
-    [
-        ("deltafl:theta=0", "theta"),
-        ("deltafl:theta=1.1", "theta"),
-        ("gifair:lam=1.1", "lam"),
-        ("gifair:lam=-0.1", "lam"),
-        ("fedgini:epsilon=1.1", "epsilon"),
-        ("adafed:gamma=-1", "gamma"),
-        ("adafed:eta=0", "eta"),
-        ("aaggff:form=both", "form"),
-        ("aaggff:cdf=uniform", "cdf"),
-        ("fedadam:tau=0", "tau"),
-        ("fedavgm:beta=1", "beta"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(spec, rule):
-    with pytest.raises(InputError, match=f"{spec.partition(':')[0]}: {rule}="):
-        one(spec)
 
 
 # losses at two moments
@@ -379,3 +239,74 @@ def test_who_lies_of_its_loss_lies_of_that_after_training_too(asks, fed):
     true, told = (next(simulate(start([run], plan, mlp))).rounds[0].info for run in runs)
     for i, lies in enumerate(hostile.hostile.who):
         assert told[f"after{i}"] == pytest.approx(true[f"after{i}"] * (3 if lies else 1))
+
+
+def test_fedexp_by_hand():
+    # changes (1, 0) and (-0.6, 0.8): |mean|^2 = 0.2, mean of squares 1, so 1 / (2 (0.2 + 0.05)) = 2
+    rows = np.array([[1.0, 0.0], [-0.6, 0.8]])
+    decision = FedExP(epsilon=0.05).weigh({}, told([0, 1], changes=rows))
+    assert decision.info["length"] == pytest.approx(2.0)
+    assert decision.coef.tolist() == pytest.approx([1.0, 1.0])
+    # by size (1/4, 3/4): mean (-0.2, 0.6), square 0.4
+    sized = FedExP(epsilon=0.1, weights="size")
+    uneven = told([0, 1], changes=rows, size=[5, 15])
+    assert sized.weigh({}, uneven).coef == pytest.approx([0.25, 0.75])  # 1 / (2 * 0.5)
+    one = np.ones((3, 4))
+    for same in (one, 0 * one, 1e-200 * one):  # no step is shorter than the mean
+        for epsilon in (0.0, 1e-3):
+            coef = FedExP(epsilon=epsilon).weigh({}, told(range(3), changes=same)).coef
+            assert coef.tolist() == [1 / 3] * 3
+    apart = np.array([[1.0], [-1.0]])
+    assert np.isfinite(FedExP(epsilon=0).weigh({}, told([0, 1], changes=apart)).coef).all()
+
+
+def test_maxfl_weighs_most_whom_it_nearly_contents():
+    # gaps 0, log 3, -log 3 and 800: sigmoid 1/2, 3/4, 1/4 and 1, so q = 4/16, 3/16, 3/16 and 0
+    rule, loss = MaxFL(eta=2.0, epsilon=0.375), np.array([2.0, 2 + math.log(3), 1.0, 802.0])
+    alone = np.array([2.0, 2.0, 1 + math.log(3), 2.0])
+    seen = replace(told(range(4), loss=loss), alone=alone)
+    decision = rule.weigh(rule.init(4), seen)
+    assert decision.coef == pytest.approx([0.5, 0.375, 0.375, 0.0])  # over 10/16 + 6/16
+    assert decision.info["content"] == 0.5
+    # the least loss alone counts, whichever round it was told in
+    later = replace(seen, alone=alone + np.array([5.0, 5, 5, -1]))
+    assert rule.weigh(decision.state, later).state["asked"].tolist() == [*alone[:3], 1.0]
+    assert rule.join(decision.state, 5)["told"].tolist() == [1, 1, 1, 1, 0]
+
+
+def test_feddgga_by_hand():
+    # gaps (0.1, 0.5, 0.3) have mean 0.3: centred over the largest -1, 1, 0; d/N of half the rounds
+    rule = FedDGGA(d=0.6, rounds=4)
+    state = {"a": np.full(3, 1 / 3), "own": np.array([0.9, 0.5, 0.7]), "told": np.ones(3)}
+    seen = replace(told(range(3), loss=np.ones(3), t=2), loss_after=np.array([0.2, 0.3, 0.4]))
+    decision = rule.weigh(state, seen)
+    assert decision.coef == pytest.approx([1 / 3 - 0.1, 1 / 3 + 0.1, 1 / 3])
+    assert decision.state["own"].tolist() == [0.2, 0.3, 0.4]
+    # after the last of its rounds nothing moves, and equal gaps move nothing
+    late = rule.weigh(state, replace(seen, round=9))
+    assert late.coef == pytest.approx([1 / 3] * 3)
+    even = rule.weigh(state | {"own": np.full(3, 0.5)}, seen)
+    assert even.coef == pytest.approx([1 / 3] * 3)
+    # a client of which no own model is known moves as the mean of the others
+    some = rule.weigh(state | {"told": np.array([1.0, 1, 0])}, seen)
+    assert some.coef == pytest.approx([1 / 3 - 0.1, 1 / 3 + 0.1, 1 / 3])
+    # weights end at 0 and sum to 1; a cohort without any weight is averaged
+    harsh = rule.weigh(state | {"a": np.array([0.05, 0.9, 0.05])}, seen)
+    assert harsh.coef[0] == 0
+    assert harsh.coef.sum() == pytest.approx(1)
+    gone = replace(told([0, 2], loss=[1, 1], n=3, t=9), loss_after=np.ones(2))
+    assert rule.weigh(state | {"a": np.array([0, 1.0, 0])}, gone).coef.tolist() == [0.5, 0.5]
+    grown = rule.join(state, 4)
+    assert grown["a"] == pytest.approx([0.25] * 4)
+    assert grown["told"].tolist() == [1, 1, 1, 0]
+
+
+def test_fedvarp_with_all_clients_is_the_plain_mean(fed):
+    batch, _ = played(["fedavg:weights=uniform", "fedvarp"], fed, PLAN, mlp)
+    assert apart(batch.progress.model[1], batch.progress.model[0]) < 1e-12
+
+
+def test_aaggff_says_which_form_its_paper_has_where_all_take_part():
+    assert "all clients take part" in AAggFF().doubts(5, 5)[0]
+    assert not AAggFF().doubts(5, 4)
+    assert not AAggFF(form="silo").doubts(5, 5)

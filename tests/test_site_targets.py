@@ -1,7 +1,5 @@
 """A real federation handles every kind of target as the simulator does; without Flower."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from torch import nn
@@ -127,15 +125,3 @@ def test_a_site_reports_one_score():
         read_score({"error": 1.0, "accuracy": 0.5})
     assert read_score({"error": 3.5}) == (None, 3.5)
     assert read_score({}) == (None, None)
-
-
-def test_plain_sizes_may_mean_tokens():
-    """A server that has no data names the shape alone."""
-
-    def look_up(shape, outputs):
-        return nn.Sequential(nn.Embedding(TOKENS, 3), nn.Flatten(), nn.LazyLinear(outputs))
-
-    assert first_model(look_up, (4,), 2, 0)["2.weight"].shape == (2, 12)
-    fed = replace(Federation.from_arrays(TEXT, OWNER % 2, OWNER))
-    again = first_model(look_up, fed.data.shape, 2, 0)
-    np.testing.assert_array_equal(again["2.weight"], first_model(look_up, (4,), 2, 0)["2.weight"])

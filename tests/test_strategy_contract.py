@@ -54,11 +54,6 @@ def two(**fields):
     return Replies(0, 0.1, 2, np.arange(2), np.ones(2, np.int64), **fields)
 
 
-def test_what_fits_is_accepted():
-    check_strategy(Mine())
-    assert call_weigh(Mine(), {}, two()).coef.tolist() == [0.5, 0.5]
-
-
 def weighs(read, needs=None):
     """A strategy whose weigh() makes coefficients of the replies, and which asks for this."""
 
@@ -163,17 +158,6 @@ def test_a_number_that_may_be_missing_is_no_error():
     assert call_weigh(weighs(read), {}, two()).coef.tolist() == [0.5, 0.5]
 
 
-def test_a_run_names_a_forgotten_number_and_does_not_call_it_divergence(fed):
-    strategy = weighs(lambda r: np.asarray(r.steps, float))
-    with pytest.raises(InputError, match=r"reads replies.steps.*fedmaba.Needs\(steps=True\)"):
-        fedmaba.compare(strategy, data=fed, model="softmax", rounds=1, seeds=1)
-
-
-def test_an_error_of_weigh_with_all_numbers_stays_what_it_is():
-    with pytest.raises(TypeError):
-        call_weigh(weighs(lambda r: None + r.loss), {}, two(loss=np.ones(2)))
-
-
 def test_a_forgotten_name_is_named():
     @dataclass(frozen=True)
     class Nameless(Strategy):
@@ -195,16 +179,6 @@ def test_a_forgotten_weigh_is_named():
         fedmaba.register(Mute)
     with pytest.raises(InputError, match=r"Mute' has no weigh\(\): give it one"):
         check_strategy(Mute())
-
-
-def test_unknown_fields_of_local_and_needs_are_named():
-    told = refused(lambda self: Local(proxy=0.1), hook="local")
-    assert told == "mine: local(): unknown field of Local 'proxy': did you mean 'prox'?"
-    told = refused(lambda self: Needs(gram=True), hook="needs")
-    assert told == (
-        "mine: needs(): unknown field of Needs 'gram': choose one of alone, changes, "
-        "first_steps, groups, keep_rounds, loss, loss_after, steps, trials"
-    )
 
 
 def test_hooks_that_give_something_else_are_named():
@@ -297,11 +271,6 @@ def test_numbers_of_numpy_become_plain_ones():
     numbers = (local.prox, local.keep["h"].start, local.add["h"])
     assert numbers == (0.5, 2.0, -1.0)
     assert {type(number) for number in numbers} == {float}
-
-
-def test_the_line_of_a_hook_says_whose_it_is():
-    told = refused(lambda self: Local(prox=-1), hook="local")
-    assert told == "mine: local(): Local(prox=-1): give a finite number from 0"
 
 
 # --- classes -------------------------------------------------------------------------------------
@@ -480,15 +449,6 @@ def test_a_strategy_that_draws_from_nowhere_is_refused(draw, fed):
     drawn = np.random.random()  # noqa: NPY002
     np.random.seed(1)  # noqa: NPY002
     assert drawn == np.random.random()  # noqa: NPY002 - the caller's numbers are as before
-
-
-def test_a_strategy_that_counts_its_calls_is_refused(fed):
-    def weigh(self, state, replies):
-        object.__setattr__(self, "calls", getattr(self, "calls", 0) + 1)
-        return Decision(np.full(len(replies.client), 1 / len(replies.client)), state)
-
-    with pytest.raises(InputError, match="keeps 'calls', which is no field"):
-        check_strategy(type("Mine", (Mine,), {"weigh": weigh})(), 5)
 
 
 def test_runs_share_no_state(fed):

@@ -1,28 +1,12 @@
 """Strategies by name: specifications, labels, descriptions and the errors of wrong ones."""
 
-import dataclasses
-from typing import Literal
-
 import pytest
 
 from fedmaba import strategies
 from fedmaba.errors import InputError
 from fedmaba.strategies import QFFL as QFedAvg
 from fedmaba.strategies import FedAvg, FedFV, FedMABA
-from fedmaba.strategies.base import Strategy
-from strategy_cases import NAMES, every, one
-
-
-@every
-def test_label_parses_back(spec):
-    strategy = one(spec)
-    assert one(strategy.label()) == strategy
-
-
-def test_label_keeps_every_digit():
-    for value in (0.12345678, 1 / 3, 1e-7):
-        strategy = FedMABA(alpha=value)
-        assert one(strategy.label()) == strategy
+from strategy_cases import NAMES, one
 
 
 def test_labels_say_only_what_differs():
@@ -54,6 +38,8 @@ def test_lists_are_a_grid():
         ("fedmba", "unknown strategy 'fedmba': did you mean 'fedmaba'?"),
         ("zzz", "choose one of a"),
         ("", "unknown strategy ''"),
+        ("Scaff-PD", "the closest is afl, deltafl or fedmaba"),
+        ("FedEBA+", "the closest is fedeba, which aligns models and no gradients"),
         ("fedmaba:alph=1", "did you mean 'alpha'?"),
         ("fedsgd:mu=1", "fedsgd has no hyper-parameters"),
         ("fedmaba:alpha=1.5", "alpha=1.5: give a finite number of at least 0 and at most 1"),
@@ -80,6 +66,22 @@ def test_lists_are_a_grid():
         ("fedfv:tau=1.5", "give a whole number"),
         ("fedfv:tau=-1", "of at least 0"),
         ("propfair:M=0", "above 0"),
+        ("deltafl:theta=0", "deltafl: theta="),
+        ("deltafl:theta=1.1", "deltafl: theta="),
+        ("gifair:lam=1.1", "gifair: lam="),
+        ("fedgini:epsilon=1.1", "fedgini: epsilon="),
+        ("adafed:gamma=-1", "adafed: gamma="),
+        ("adafed:eta=0", "adafed: eta="),
+        ("aaggff:form=both", "aaggff: form="),
+        ("aaggff:cdf=uniform", "aaggff: cdf="),
+        ("fedadam:tau=0", "fedadam: tau="),
+        ("fedavgm:beta=1", "fedavgm: beta="),
+        ("fedeba:tau=0", "fedeba: tau="),
+        ("fedeba:a=1.1", "fedeba: a="),
+        ("fedlf:tau=-1", "fedlf: tau="),
+        ("fedlf:norms=both", "fedlf: norms="),
+        ("fedmdfg:theta=91", "fedmdfg: theta="),
+        ("fedmdfg:s=-1", "fedmdfg: s="),
         ("fedmaba:a\nb=1,a\nb=2", "given twice"),
     ],
 )
@@ -91,12 +93,6 @@ def test_a_wrong_specification_is_one_line(spec, message):
     assert "\n" not in text
 
 
-def test_numbers_are_checked_in_python_too():
-    for wrong in (True, "0.5", None, float("nan"), 10**30):
-        with pytest.raises(InputError, match="alpha"):
-            FedMABA(alpha=wrong)
-
-
 def test_a_taken_name_is_refused():
     class Mine(FedAvg):
         name = "fedavg"
@@ -106,24 +102,3 @@ def test_a_taken_name_is_refused():
         strategies.register(3)
     with pytest.raises(InputError, match="registered already"):
         strategies.register(Mine)
-
-
-def test_a_hyper_parameter_may_be_of_any_type(monkeypatch):
-    @dataclasses.dataclass(frozen=True)
-    class Mine(Strategy):
-        """my own rule"""
-
-        name = "mine"
-        most: int | None = None
-        several: tuple[int, ...] = (1, 2)
-        rule: Literal["a", "b"] = "a"
-
-    assert Mine(most=3, several=(5,)).label() == "mine:most=3,several=(5,)"
-    with pytest.raises(InputError, match="rule='c': choose one of a, b"):
-        Mine(rule="c")
-    monkeypatch.setitem(strategies.REGISTRY, "mine", Mine)
-    assert (
-        "mine",
-        "my own rule",
-        "most=None, several=(1, 2), rule=a|b",
-    ) in strategies.describe_strategies()

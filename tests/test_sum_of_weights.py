@@ -6,7 +6,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-import fedmaba
 from fedmaba.deploy.server import FederationServer
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.validation import Reply
@@ -50,15 +49,6 @@ def test_sums_that_are_off(factor):
         call_weigh(Scaled(factor), {}, told(7))
 
 
-def test_a_sum_that_overflows_is_off():
-    class Huge(Scaled):
-        def weigh(self, state, replies):
-            return Decision(np.full(4, 1.7e308), state)
-
-    with pytest.raises(InputError, match="sum to inf"):
-        call_weigh(Huge(), {}, told(4))
-
-
 @pytest.mark.parametrize("m", [1, 3, 1000, 10**6])
 def test_what_rounding_leaves_passes(m):
     assert call_weigh(Scaled(), {}, told(m)).coef.shape == (m,)
@@ -92,11 +82,6 @@ def test_a_total_that_is_no_number_is_refused(wrong):
 
     with pytest.raises(InputError, match=r"scaled: total\(\) gave .*: return a finite number"):
         call_weigh(Says(), {}, told(2))
-
-
-def test_a_simulation_is_refused_in_the_round_where_it_happens():
-    with pytest.raises(InputError, match=r"scaled, round 2: .* sum to 2"):
-        fedmaba.compare([Scaled(2.0, since=1)], clients=4, rounds=3, seeds=1, eval_every=3)
 
 
 def test_a_server_refuses_it_too():

@@ -8,7 +8,7 @@ import pytest
 import fedmaba
 from command_line import QUICK
 from fedmaba.errors import InputError
-from fedmaba.experiment import parts, sweep
+from fedmaba.experiment import sweep
 from fedmaba.report import data
 from fedmaba.simulation import engine
 from run_folders import same_history
@@ -141,17 +141,3 @@ def test_a_part_of_another_experiment_is_refused(folder, call, tiny_npz):
     file.write_bytes(Path("other/runs.json").read_bytes())
     assert call(*folder[0]).code == 2
     assert call("report", "mine", "-o", "page.html").code == 2
-
-
-def test_python_sweeps_in_memory_and_in_a_folder(tiny_npz, tmp_path):
-    how = {"data": str(tiny_npz), "model": "softmax", "rounds": 2, "seeds": 1, "eval_every": 2}
-    found = fedmaba.compare("fedavg", lr=[0.01, 0.1], **how)
-    assert [run.label for run in found.runs] == ["fedavg, lr=0.01", "fedavg, lr=0.1"]
-    alone = fedmaba.compare("fedavg", lr=0.1, **how).model("fedavg")
-    for name, weights in found.model("fedavg, lr=0.1").items():
-        assert weights.equal(alone[name])
-    kept = fedmaba.compare("fedavg", lr=[0.01, 0.1], out=tmp_path / "kept", **how)
-    for name, weights in kept.model("fedavg, lr=0.1", module=True).state_dict().items():
-        assert weights.equal(alone[name])
-    same_history(fedmaba.compare("fedavg", lr=[0.01, 0.1], out=tmp_path / "run", **how), found)
-    assert not parts.any_in_use(tmp_path / "run")

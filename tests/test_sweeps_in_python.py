@@ -76,13 +76,6 @@ def test_the_models_of_an_unfinished_part_are_refused(swept, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_history_on_validation_data_has_the_same_models(tiny_npz):
-    how = {**HOW, "lr": 0.1, "data": str(tiny_npz), "progress": False, "validation": "40%"}
-    history = fedmaba.compare("fedavg", **how)
-    mine, same = history.judged_on("validation").model("fedavg"), history.model("fedavg")
-    assert all(torch.equal(mine[name], same[name]) for name in same)
-
-
 @pytest.fixture
 def personal(call, tiny_npz):
     """A run folder of `fedavg`, to which `ditto` was added as a part."""
@@ -128,8 +121,3 @@ def test_pandas_has_personal_scores_on_validation_data(personal):
     want = run.column("personal_validation.accuracy")[-1].astype(float)
     np.testing.assert_array_equal(mine.personal_validation_accuracy.to_numpy(), want)
     assert table[table.strategy == "fedavg"].personal_accuracy.isna().all()
-
-
-def test_a_json_table_says_which_examples_were_scored(personal, call):
-    assert '"on": "validation"' in call("table", "held", "--json", "--on", "validation").out
-    assert '"on": "test"' in call("table", "held", "--json").out

@@ -9,7 +9,6 @@ import pytest
 from fedmaba.data import csv_tables, frames
 from fedmaba.data.features import features
 from fedmaba.data.tables import Reading
-from fedmaba.errors import InputError
 
 GOOD = """age,sex,site,weight,outcome
 63,f,north,70.5,yes
@@ -77,13 +76,6 @@ def test_other_tables_read_alike(form):
     }[form]()
     x, _ = features(frames.read_frame(made, ROLES))
     np.testing.assert_array_equal(x, features(read(GOOD))[0])
-
-
-def test_gaps_are_refused_where_the_user_says_so():
-    with pytest.raises(
-        InputError, match=r"line 4, column sex: the cell is empty .1 such cells.: fill them"
-    ):
-        features(read(GOOD, ROLES._replace(missing="refuse")))
 
 
 def test_large_tables_keep_their_words_once(tmp_path):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedmaba
-from fedmaba.data import datasets, trees
+from fedmaba.data import datasets
 from fedmaba.rows import tasks
 from fedmaba.rows.base import call, seed_torch
 from fedmaba.rows.operations import RowMethod, RowOperations
@@ -224,31 +224,6 @@ def test_numbers_to_predict_may_have_any_shape(shape, fed):
     assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9
 
 
-class Flat(nn.Module):
-    """One number for each example, without an axis for it."""
-
-    def __init__(self, shape, outputs):
-        super().__init__()
-        self.linear = nn.Linear(FEATURES, 1)
-
-    def forward(self, x):
-        return self.linear(x)[:, 0]
-
-
-def test_a_model_may_give_one_number_without_an_axis(fed):
-    n = len(fed.data.y)
-    rng = np.random.default_rng(1)
-    data = datasets.from_arrays(rng.normal(size=(n, FEATURES)), rng.normal(size=n))
-    mine, plan = replace(fed, data=data), replace(PLAN, rounds=2)
-    batch, _ = played(["propfair:M=5"], mine, plan, Flat)
-    with_axis, _ = played(["propfair:M=5"], mine, plan, "softmax")
-    assert batch.rows.path.startswith(ALL_AT_ONCE)
-    for a, b in zip(batch.progress.model[0], with_axis.progress.model[0], strict=True):
-        assert torch.isfinite(a - b)
-    want = PlainModel(one("propfair:M=5"), 3, mine, plan, Flat, lambda out, y: (out - y) ** 2).run()
-    assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9
-
-
 def test_own_functions_see_numbers_in_the_shape_of_the_outputs(fed):
     seen = set()
 
@@ -268,28 +243,6 @@ def test_own_functions_see_numbers_in_the_shape_of_the_outputs(fed):
         lambda out, y: (out[:, 0] - y).abs(),
     ).run()  # fmt: skip
     assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9
-
-
-def test_own_functions_may_make_of_the_outputs_what_they_like(fed):
-    """A mean and a variance for each number: two outputs for one target."""
-
-    def likelihood(outputs, targets):
-        mean, spread = outputs[:, 0], F.softplus(outputs[:, 1]) + 0.1
-        return ((targets - mean) ** 2 / spread + spread.log()) / 2
-
-    def error(outputs, targets):
-        return (outputs[:, 0] - targets).abs()
-
-    def two(shape, outputs):
-        return nn.Linear(FEATURES, 2)
-
-    n, rng = len(fed.data.y), np.random.default_rng(1)
-    data = datasets.from_arrays(rng.normal(size=(n, FEATURES)), rng.normal(size=n))
-    mine = replace(fed, data=data)
-    _, shots = played(["fedavg"], mine, PLAN, two, loss=likelihood, metric=error)
-    assert np.isfinite(shots[-1].evaluations[0]["last"].accuracy).all()
-    with pytest.raises(fedmaba.InputError, match=r"outputs of shape \(2,\).* task is regress"):
-        played(["fedavg"], mine, PLAN, two, loss=likelihood)
 
 
 def test_positions_that_do_not_count_do_not_count():
@@ -326,22 +279,3 @@ def test_integers_reach_a_model_of_tokens_as_integers_and_others_as_numbers(fed)
     assert numbers.pool.x.dtype == torch.float64
     assert torch.equal(numbers.progress.model, before.progress.model)
     assert data.sha256() == as_floats.sha256()  # as of versions that knew numbers only
-
-
-def test_inputs_of_a_tuple_are_arguments(fed):
-    class Two(nn.Module):
-        def __init__(self, shape, outputs):
-            super().__init__()
-            assert [tuple(s) for s in shape] == [(2,), (3,)]
-            self.a, self.b = nn.Linear(2, outputs), nn.Linear(3, outputs)
-
-        def forward(self, left, right):
-            return self.a(left) + self.b(right)
-
-    n, rng = len(fed.data.y), np.random.default_rng(0)
-    x = rng.normal(size=(n, 5)).astype(np.float32)
-    two = datasets.from_arrays((x[:, :2], x[:, 2:]), fed.data.y)
-    batch, _ = played(["fedavg"], replace(fed, data=two), PLAN, Two)
-    want = PlainModel(one("fedavg"), 3, replace(fed, data=two), PLAN, Two).run()
-    assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9
-    assert trees.leaf_names(two.x, "x") == ["x.0", "x.1"]

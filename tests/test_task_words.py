@@ -1,7 +1,6 @@
 """What a user says and sees of targets: inferred or told, refused in one line, recorded."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -12,7 +11,9 @@ from fedmaba import Federation
 from fedmaba.data import targets
 from fedmaba.data.datasets import from_arrays, load
 from fedmaba.errors import InputError
+from fedmaba.experiment import starting
 from fedmaba.rows import models
+from run_folders import asked, begun, play, same_history
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 3)).astype(np.float32)
@@ -266,25 +267,6 @@ def test_a_run_says_and_records_its_task(numbers_npz, tmp_path, call):
     assert "holds another experiment, in data.task" in other.err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--task", "sequence"], "y has shape (90,), but the task is sequence: give whole numbers"),
-        (["--task", "guess"], "data.task='guess': it should be 'classify', 'regress', "),
-        (["--partition", "shards:2", "--clients", "3"], "partition shards:2 divides by class"),
-        (["--data", "sample", "--task", "regress"], "task=regress, but sample has class labels"),
-        (["--attack", "labels=flip", "--hostile", "34%"], "attack labels=flip, but the targets"),
-    ],
-)
-def test_what_does_not_fit_is_one_line_before_any_work(words, message, numbers_npz, tmp_path, call):
-    out = tmp_path / "run"
-    done = call("compare", "fedavg", "--data", str(numbers_npz), *words, "--out", str(out))
-    assert done.code == 2
-    assert message in done.err
-    assert len(done.err.strip().splitlines()) == 1
-    assert not out.exists()
-
-
 class Net(nn.Module):
     def __init__(self, tokens, outputs, turned=False):
         super().__init__()
@@ -335,28 +317,14 @@ def test_data_made_in_python_have_their_task():
 
 
 def test_a_resumed_regression_goes_on_as_if_never_stopped(numbers_npz, tmp_path):
-    how = {"data": numbers_npz, "model": "mlp", "rounds": 4, "eval_every": 1, "lr": 0.05,
-           "seeds": 1, "minibatch": 7, "device": "cpu"}  # fmt: skip
-    whole = fedmaba.compare(["fedavg", "fedmaba"], **how, out=tmp_path / "whole")
-    from fedmaba.experiment import config, session, starting
-
-    tree = {"strategies": ["fedavg", "fedmaba"]}
-    names = {key.argument: key.name for key in config.options()}
-    for key, value in (how | {"data": str(numbers_npz), "out": str(tmp_path / "half")}).items():
-        config.set_key(tree, names[key], value)
-    half = session.prepare(config.build(tree))
-    starting.open_run_folder(half, tmp_path / "half")
-    for shot in half.rounds(lambda: half.batch.progress.round == 2):
-        assert shot.round < 2
-    rest = starting.resume(tmp_path / "half")
-    for _ in rest.rounds():
-        pass
-    for a, b in zip(whole.runs, rest.history.runs, strict=True):
-        assert a.metric == b.metric
-        np.testing.assert_array_equal(a.accuracy(), b.accuracy())
+    wanted = asked(numbers_npz, strategies=["fedavg", "fedmaba"], seeds=1, train__lr=0.05)
+    whole = play(begun(wanted, tmp_path / "whole")).history
+    play(begun(wanted, tmp_path / "half"), stop_after=2)
+    rest = play(starting.resume(tmp_path / "half")).history
+    same_history(rest, whole)
     again = fedmaba.load_history(tmp_path / "half")
-    assert again.unit == whole.unit
-    assert str(again) == str(whole)
+    assert again.unit == rest.unit == whole.unit
+    assert again.unit.lower
 
 
 @pytest.mark.parametrize("name", ["lstm", "gpt"])
@@ -379,8 +347,3 @@ def test_a_factory_is_told_the_target_if_it_has_a_place_for_it():
     mine = Federation.from_arrays(X, HALVES, OWNER)
     fedmaba.compare("fedavg", data=mine, model=model, rounds=1, seeds=1, lr=0.01)
     assert told[0] == ((3,), 1, targets.TargetKind("regress", (), 1))
-
-
-def test_every_task_has_words():
-    for task in targets.TASKS:
-        assert re.match(r"(one|any|\d+) ", targets.TargetKind(task, (3,), 3).in_words())

@@ -7,16 +7,13 @@ import numpy as np
 import pytest
 
 from fedmaba.report import data, export, page_data, table, terminal
-from fedmaba.results.history import GrowingArray, History, RunHistory
+from fedmaba.results.history import History
 from fedmaba.results.metrics import Metric, sampling_noise, variance
+from report_cases import evaluated
 
 
-def run_of(label, right, size, metric=Metric()):  # noqa: B008 - a constant
-    scores = np.array([right]) / np.array(size)
-    tables = {"evaluated": GrowingArray(np.array([3]))}
-    for model in ("deployed", "last"):
-        tables |= {f"{model}.{what}": GrowingArray(scores) for what in ("accuracy", "loss")}
-    return RunHistory(label, 0, "last", np.array(size), tables=tables, metric=metric)
+def run_of(label, right, size, **more):
+    return evaluated(label, 0, np.array(right) / np.array(size), sizes=size, **more)
 
 
 def test_both_are_without_bias():
@@ -37,7 +34,7 @@ def test_it_is_unknown_where_scores_are_no_counts():
     assert np.isnan(sampling_noise(np.array([0.5, 1.0]), np.array([10, 1])))
     some = sampling_noise(np.array([0.5, np.nan]), np.array([10, 0]))
     assert some == 0  # of one client
-    other = run_of("fedavg", [5, 6], [10, 10], Metric("AUC", False, True))
+    other = run_of("fedavg", [5, 6], [10, 10], metric=Metric("AUC", False, True))
     assert np.isnan(other.test_noise()).all()
     assert table.noise_note(History([other]).summary(), [other]) == ""
 

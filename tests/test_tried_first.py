@@ -9,7 +9,6 @@ import fedmaba
 from fedmaba.data.dataset import Dataset
 from fedmaba.deploy.client import LocalClient, first_model
 from fedmaba.errors import InputError
-from fedmaba.rows import models
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 
@@ -42,11 +41,6 @@ def spoilt(shape, outputs):
 
 def halved(shape, outputs):
     return Net(lambda out: out.float(), int(np.prod(shape)), outputs).half()
-
-
-def ungraded(out):
-    with torch.no_grad():
-        return out * 1
 
 
 @pytest.mark.parametrize(
@@ -131,18 +125,3 @@ def test_a_model_is_tried_with_the_users_own_examples():
         lambda shape, outputs: Padded(outputs), Dataset("site", x, x[:, 0] % 3, 40, ("0", "1", "2"))
     )
     assert site.evaluate(weights)
-
-
-def test_a_leak_is_found_in_the_users_own_examples():
-    class Mixing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(30, 3)
-
-        def forward(self, x):
-            out = self.embed(x).mean(1)
-            return out - out.mean(0)
-
-    x = np.random.default_rng(0).integers(0, 30, (60, 6))
-    with pytest.raises(InputError, match="depends on the others of the minibatch"):
-        models.build_model(lambda shape, outputs: Mixing(), (6,), 3, 0, examples=x)

@@ -10,7 +10,7 @@ import pytest
 
 import fedmaba
 from fedmaba.errors import InputError
-from fedmaba.experiment.tune import Search, Trial, Tuning, _mark_pick, _range, with_grid
+from fedmaba.experiment.tune import Search, Trial, Tuning, _mark_pick, with_grid
 from fedmaba.results.metrics import PERCENT
 from fedmaba.simulation import engine
 
@@ -160,12 +160,9 @@ def test_searches_that_make_no_sense_are_refused(change, said, tiny_npz, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_ranges_are_read():
-    assert _range("log:0.001..1") == (0.001, 1.0, True, False)
-    assert _range("1..5") == (1.0, 5.0, False, True)
-    assert _range("shards:2") is None
-    with pytest.raises(InputError, match=r"LOW\.\.HIGH"):
-        _range("5..1")
+def test_a_range_that_ends_before_it_begins_is_refused():
+    with pytest.raises(InputError, match=r"5\.\.1: write LOW\.\.HIGH"):
+        with_grid({}, {"lr": "5..1"})
 
 
 def test_random_draws_the_same_number_for_every_strategy(tiny_npz, tmp_path):
@@ -199,6 +196,10 @@ class FakeTrial:
         assert (name, low, high, log) == ("train.lr", 0.01, 1.0, True)
         return self.values.pop(0)
 
+    def suggest_int(self, name, low, high, log=False):
+        assert (name, low, high, log) == ("train.epochs", 1, 3, False)
+        return 2
+
 
 def test_optuna_proposes_each_trial_after_the_scores_before(tiny_npz, tmp_path, monkeypatch):
     told, proposals = [], [0.01, 0.3]
@@ -216,8 +217,8 @@ def test_optuna_proposes_each_trial_after_the_scores_before(tiny_npz, tmp_path, 
     with pytest.raises(InputError, match="needs Optuna: pip install"):
         fedmaba.tune("fedavg", {"lr": "log:0.01..1"}, **how)
     monkeypatch.setitem(sys.modules, "optuna", fake)
-    found = fedmaba.tune("fedavg", {"lr": "log:0.01..1"}, **how)
-    assert [t.values["train.lr"] for t in found.trials] == [0.01, 0.3]
+    found = fedmaba.tune("fedavg", {"lr": "log:0.01..1", "epochs": "1..3"}, **how)
+    assert [(*t.values.values(),) for t in found.trials] == [(2, 0.01), (2, 0.3)]
     assert told == [t.score for t in found.trials]
 
 

@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import sys
 from io import StringIO
 
 import numpy as np
@@ -12,7 +11,6 @@ from rich.console import Console
 
 import fedmaba
 from escape_cases import history
-from fedmaba import cli
 from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
 from fedmaba.report import (
@@ -20,7 +18,6 @@ from fedmaba.report import (
     export,
     figures,
     page_data,
-    table,
     tensorboard,
     terminal,
     tracked,
@@ -30,6 +27,7 @@ from fedmaba.report import html as page
 from fedmaba.results import run_folder
 from fedmaba.results.history import GrowingArray, History, RunHistory
 from fedmaba.results.metrics import PERCENT, PLAIN_UNIT, are_shares, every, variance
+from report_cases import call
 
 SAID = "scores as the metric gives them, not in per cent"
 
@@ -98,32 +96,12 @@ def test_one_score_of_one_run_decides_for_all_and_a_growing_table_is_looked_at_o
     assert both.unit is PERCENT
 
 
-def test_the_figures_are_those_of_shares_times_seven(runs):
-    ours, theirs = (
-        run_folder.load_history(runs[name]).summary() for name in ("sevens", "accuracy")
-    )
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.mean.accuracy == pytest.approx(7 * b.mean.accuracy / 100, rel=1e-5)
-        assert a.mean.variance == pytest.approx(49 * b.mean.variance / 1e4, rel=1e-5)
-        assert a.mean.worst == pytest.approx(7 * b.mean.worst / 100, rel=1e-5)
-
-
 def test_a_metric_of_shares_is_shown_as_accuracy_is(runs):
     kept, own = (run_folder.load_history(runs[name]) for name in ("accuracy", "shares"))
     assert own.unit is PERCENT
     assert str(own) == str(kept)
     assert "accuracy %" in str(kept)
     assert SAID not in str(kept) + page.page([data.load_run_folder(runs["accuracy"])])
-
-
-def call(monkeypatch, capsys, *words) -> str:
-    monkeypatch.setattr(sys, "argv", ["fedmaba", *map(str, words)])
-    monkeypatch.setenv("COLUMNS", "250")
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    seen = capsys.readouterr()
-    assert not end.value.code, seen.err
-    return seen.out
 
 
 def marks(text: str) -> set[str]:
@@ -247,8 +225,3 @@ def test_the_lines_of_a_run_without_a_checkpoint_are_brought_to_the_same_unit():
     line["deployed"] = line["last"] = dict.fromkeys(figures, 50.0)
     (row,) = page_data.tree([source])["tables"]["deployed.last"]["rows"]
     assert row["values"] == [50] * 4
-
-
-def test_columns_say_their_unit():
-    titles = [column.title for column in table.columns(0.05, PLAIN_UNIT)]
-    assert titles == ["variance", "accuracy", "worst 5 %", "best 5 %"]

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import report_cases
 from fedmaba.errors import InputError
 from fedmaba.experiment import starting
 from fedmaba.report import (
@@ -23,11 +22,6 @@ from fedmaba.report import html as report
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import History, RunHistory
 from report_cases import SECTIONS, Elements, session
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, tiny_npz) -> Path:
-    return report_cases.finished_run(tmp_path_factory.mktemp("report") / "run", tiny_npz)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Small strategies and models of one feature each, which several tests simulate."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,6 +31,12 @@ def confident(losses, outputs, y, others, numbers):
     return losses + numbers["share"] * (log_p.exp() * log_p).sum(-1)
 
 
+def near(losses, outputs, features, y, others, numbers):
+    """The usual loss, and share * how far outputs and features are from the server's."""
+    pairs = zip((outputs, features), others["server"], strict=True)
+    return losses + numbers["share"] * sum((a - b).square().sum(-1) for a, b in pairs)
+
+
 def tilted(loss, numbers):
     """(exp(t loss) - 1) / t"""
     return torch.exp(numbers["t"] * loss)
@@ -49,8 +56,9 @@ class Minimising(Strategy):
         return Needs(loss="mean")
 
     def local(self):
-        numbers = {"distil": {"lam": self.number, "T": 2.0}, "confident": {"share": self.number}}
-        sees = ("server",) if self.objective == "distil" else ()
+        share = {"share": self.number}
+        numbers = {"distil": {"lam": self.number, "T": 2.0}, "confident": share, "near": share}
+        sees = ("server",) if self.objective in ("distil", "near") else ()
         own = numbers.get(self.objective, {"t": self.number})
         objective = Objective(f"toys:{self.objective}", own, sees)
         return Local(objective=objective, prox=self.prox, full_batch=self.full_batch)
@@ -111,6 +119,26 @@ class Pulled(Strategy):
 
     def weigh(self, state, replies):
         return equal(replies, state)
+
+
+class Featured(nn.Module):
+    """A model that returns features beside outputs, of a head that outputs do not need."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        many = math.prod(shape)
+        self.a, self.b, self.head = nn.Linear(many, 10), nn.Linear(10, classes), nn.Linear(10, 6)
+
+    def forward(self, x):
+        z = self.a(x.flatten(1)).tanh()
+        return self.b(z), self.head(z)
+
+
+class OutputsAlone(Featured):
+    """The same, without features."""
+
+    def forward(self, x):
+        return super().forward(x)[0]
 
 
 def norm_free(shape, classes):

@@ -75,7 +75,8 @@ def _alone() -> dict[str, Case]:
         single = {"dtype": "float32"} if what.startswith("breaks") else {}
         found[f"asks {what}"] = _of(f"?{what}", people=needs.groups, plan=single)
     both = {"fed": "people held", "model": table}
-    found["together strategies"] = Case((*strategies.REGISTRY, *VARIANTS), **both)
+    sent = [n for n, kind in strategies.REGISTRY.items() if not kind().local().own_layers]
+    found["together strategies"] = Case((*sent, *VARIANTS), **both)
     found["together asks"] = Case(tuple(f"?{what}" for what in ASKED), **both, ways=(SOME,))
     for what in ("kept", "means_late", "own_late", "prox", "bent", "breaks_own"):
         runs = ("fedavg", f"?{what}", "fedsgd")

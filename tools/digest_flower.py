@@ -58,7 +58,19 @@ class Federated:
         return "secure" in self.options
 
 
-SITES_KEEP = ("scaffold", "feddyn", "mifa", "ditto", "local", "eagle", "fednova")
+SITES_KEEP = (
+    "scaffold",
+    "feddyn",
+    "mifa",
+    "ditto",
+    "local",
+    "eagle",
+    "fednova",
+    "fedvarp",
+    "maxfl",
+    "pfedme",
+    "apfl",
+)
 
 
 def cases() -> dict[str, Federated]:

@@ -28,6 +28,7 @@ FLOORS = {  # from the ground up: a module imports what stands before it (a test
     "Algorithms": "strategies",
     "Privacy": "privacy",
     "Data": "data",
+    "Who takes part": "selection turnout",
     "Models as rows": "rows",
     "Simulation": "simulation",
     "Results": "results adapters",
@@ -248,6 +249,7 @@ class Parameter(NamedTuple):
     name: str
     text: str
     range: str = ""
+    last: bool = False  # given by name alone
 
 
 def _methods(owner: ast.ClassDef) -> dict[str, ast.FunctionDef]:
@@ -256,12 +258,11 @@ def _methods(owner: ast.ClassDef) -> dict[str, ast.FunctionDef]:
 
 
 def _fields(owner: ast.ClassDef, tree: ast.Module) -> list[Parameter]:
-    """The parameters of a class: those of __init__, or its fields and its parents' in this file."""
+    """The parameters of a class: those of __init__, or its fields and its parents'."""
     methods = _methods(owner)
     if "__init__" in methods:
         return _arguments(methods["__init__"])
-    parents = [n for n in tree.body if getattr(n, "name", "") in map(ast.unparse, owner.bases)]
-    out = [field for one in parents for field in _fields(one, tree)]
+    out = [field for base in owner.bases for field in _fields_of_parent(ast.unparse(base), tree)]
     for node in owner.body:
         if not isinstance(node, ast.AnnAssign):
             continue
@@ -269,8 +270,22 @@ def _fields(owner: ast.ClassDef, tree: ast.Module) -> list[Parameter]:
         if kind.startswith("ClassVar") or name.startswith("_"):
             continue
         default, limits = _default(node.value)
-        out.append(Parameter(name, f"{name}: {kind}{default and f' = {default}'}", limits))
-    return out
+        last = "kw_only=True" in ast.unparse(node)
+        out.append(Parameter(name, f"{name}: {kind}{default and f' = {default}'}", limits, last))
+    return sorted({p.name: p for p in out}.values(), key=lambda p: p.last)  # the last word counts
+
+
+def _fields_of_parent(name: str, tree: ast.Module) -> list[Parameter]:
+    """The fields of a parent in this file or in another file of strategies."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return _fields(node, tree)
+        if isinstance(node, ast.ImportFrom) and name in {n.name for n in node.names}:
+            where = str(node.module)
+            if where.startswith("fedmaba.strategies.") and where != "fedmaba.strategies.base":
+                other = SOURCE / f"{where.removeprefix('fedmaba.').replace('.', '/')}.py"
+                return _fields_of_parent(name, ast.parse(other.read_text(encoding="utf-8")))
+    return []
 
 
 def _default(value: ast.expr | None) -> tuple[str, str]:

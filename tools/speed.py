@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/performance.md", "docs/performance-log.md", "docs/models.md")
+PAGES = (
+    *("README.md", "docs/performance.md", "docs/performance-log.md", "docs/models.md"),
+    "docs/theory/measured.md",
+)
 MARK = re.compile(r"(<!-- speed:(\w+) -->\n).*?(<!-- end -->)", re.S)
 VALUE = re.compile(r"[\d,.]+(<!-- speed ([^|>]+?)(?:\|(\S+))? -->)")
 
@@ -40,6 +45,42 @@ def gpu() -> str:
         for job in found["jobs"]
     ]
     return _table([f"job, one {found['device']}", "precision", "client updates/s"], rows)
+
+
+def more_work() -> str:
+    """Strategies whose clients or server do more, as shares of FedAvg's rate."""
+    found = _read("keeping-h200")
+    jobs = found["jobs"].values()
+    rows = [[name, *(f"{job[name]['ratio']:.2f}" for job in jobs)] for name in next(iter(jobs))]
+    return _table([f"of FedAvg's rate, one {found['device']}", *found["jobs"]], rows[1:])
+
+
+def fading() -> str:
+    """FedMABA with a fading alpha, last models; differences to alpha = 0.5 under equal seeds."""
+    lines, usual = [], "fedmaba:alpha=0.5"
+    for job, found in _read("fading-alpha-h200")["jobs"].items():
+        last = [row[1:] for row in found if row[0] == found[-1][0]]
+        by_seed = {name: {s: v for s, n, *v in last if n == name} for _, name, *_ in last}
+        for name, values in by_seed.items():
+            apart = [
+                [a - b for a, b in zip(v, by_seed[usual][s], strict=True)]
+                for s, v in values.items()
+            ]
+            cells = [
+                f"{statistics.mean(own):.2f}" + ("" if name == usual else f" ({_spread(differs)})")
+                for own, differs in zip(
+                    zip(*values.values(), strict=True), zip(*apart, strict=True), strict=True
+                )
+            ]
+            lines.append([job, name, *cells])
+    return _table(["last models", "strategy", "accuracy %", "variance %²", "worst 5 %"], lines)
+
+
+def _spread(differences: Sequence[float]) -> str:
+    """A mean with its 95 % interval, of five values."""
+    assert len(differences) == 5
+    half = 2.776 * statistics.stdev(differences) / 5**0.5
+    return f"{statistics.mean(differences):+.2f} ± {half:.2f}"
 
 
 def whole() -> str:
@@ -227,7 +268,10 @@ def growth() -> str:
     return _table([*head, "slope, H200", "from, to"], rows)
 
 
-TABLES = {f.__name__: f for f in (gpu, whole, brief, core, peers, gpu_peers, memory, step, growth)}
+TABLES = {
+    f.__name__: f
+    for f in (gpu, more_work, fading, whole, brief, core, peers, gpu_peers, memory, step, growth)
+}
 
 
 def value(path: str, form: str) -> str:

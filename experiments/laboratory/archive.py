@@ -28,13 +28,14 @@ from fedmaba.results import array_files, files, run_folder, schema
 from fedmaba.results.array_files import Arrays
 from fedmaba.results.history import History
 from fedmaba.results.metrics import ACCURACY
-from fedmaba.results.run_history import TRAINING, GrowingArray, RunHistory
+from fedmaba.results.run_history import GrowingArray, RunHistory
 from fedmaba.results.saved_history import metric_of
-from fedmaba.results.selection import of_deploy
 from fedmaba.results.table_checks import is_increasing
 from laboratory import targets
+from laboratory.selection import of_deploy
 from laboratory.targets import RunKey
 
+TRAINING = "training.loss"  # This is a table of what clients reported at each evaluation.
 ARCHIVED_MODELS = (
     *("last", "deployed", "personal"),
     *("last_validation", "deployed_validation", "personal_validation"),

@@ -14,10 +14,11 @@ from fedmaba.report import ranks as rank_tests
 from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.plot_data import WIDE
 from fedmaba.results.history import History
-from fedmaba.results.selection import CHOICES, REFERENCE, by_seed, fairness_by_seed
+from fedmaba.results.metrics import Unit
 from laboratory import picks
 from laboratory.archive import ArchiveFile
 from laboratory.picks import SearchTrial
+from laboratory.selection import CHOICES, REFERENCE, by_seed, fairness_by_seed
 from laboratory.targets import Target
 
 RANKED = ("variance", "worst", "accuracy")  # figures by which rows are ranked
@@ -61,7 +62,7 @@ def every_strategy(out: Document, target: Target, batches: Sequence[ArchiveFile]
             out.grids.append(replace(table.summary(history, "personal"), name="personal"))
             for grid in table.incentive_grids(found, "personal"):
                 out.grids.append(replace(_titled(grid), name="incentive-personal"))
-    out.grids.append(_search(tried, target))
+    out.grids.append(_search(tried, target, history.unit))
     if len(_shared_seeds(history)) > 1 and len(rows) > 1:
         out.figures["ranks"] = partial(figures.figure_of, history, "ranks", "deployed", (WIDE, 4.0))
 
@@ -145,11 +146,11 @@ def _ranks(history: History) -> list[Grid]:
     return [Grid("ranks", title, ["row", *(titles[name] for name in RANKED)], body)]
 
 
-def _search(tried: Sequence[SearchTrial], target: Target) -> Grid:
+def _search(tried: Sequence[SearchTrial], target: Target, unit: Unit) -> Grid:
     """Every trial with its scores on validation data."""
     settings = _settings(tried, target)
     head = ["row", "setting", "seeds", "picked"]
-    head += ["validation variance %²", "validation accuracy %"]
+    head += [f"validation variance{unit.square}", f"validation {unit.name}{unit.mark}"]
     body = [
         [
             Cell(title_of(t.row)),

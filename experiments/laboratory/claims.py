@@ -14,7 +14,10 @@ from fedmaba.report.document import Cell, Document, Grid
 from fedmaba.report.paired import Interval, interval, pairs
 from fedmaba.results.history import History
 from fedmaba.results.run_history import Model
-from fedmaba.results.selection import (
+from laboratory import paper
+from laboratory.archive import ArchiveFile, deployed_history
+from laboratory.paper import name_of
+from laboratory.selection import (
     CHOICES,
     REFERENCE,
     Found,
@@ -23,9 +26,6 @@ from fedmaba.results.selection import (
     tail,
     variances,
 )
-from laboratory import paper
-from laboratory.archive import ArchiveFile, deployed_history
-from laboratory.paper import name_of
 from laboratory.targets import Target
 
 Claim = dict[str, Any]

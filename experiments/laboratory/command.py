@@ -74,11 +74,11 @@ def reproduce(
     words = tuple(word for text in only or [] for word in targets.parse_row_names(text))
     if only and not words:
         raise InputError(f"--only {','.join(only)!r}: it names no row: name one, or leave it out")
-    some = None if seeds is None else config.parse_seeds(seeds)
+    some = None if seeds is None else targets.parse_seeds(seeds)
     left_out = tuple(name.strip() for text in without or [] for name in text.split(","))
     asked = targets.load_target(target, targets.Scale(rounds, some, words, quick, left_out))
     if source is None:
-        _reproduce(asked, out, batch, config.parse_machine(device, str(dtype)), quiet)
+        _reproduce(asked, out, batch, targets.parse_machine(device, str(dtype)), quiet)
     display.show_and_write_target(asked, source or out, out / "quick" if quick else out)
 
 

@@ -10,8 +10,11 @@ from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.paired import Interval, difference, moments
 from fedmaba.results.history import History
 from fedmaba.results.metrics import FloatArray
-from fedmaba.results.run_history import TRAINING, Model, RunHistory
-from fedmaba.results.selection import (
+from fedmaba.results.run_history import Model, RunHistory
+from laboratory.archive import TRAINING, ArchiveFile, deployed_history
+from laboratory.paper import name_of
+from laboratory.reading_tables import without
+from laboratory.selection import (
     CHOICES,
     REFERENCE,
     Found,
@@ -20,9 +23,6 @@ from fedmaba.results.selection import (
     good,
     variances,
 )
-from laboratory.archive import ArchiveFile, deployed_history
-from laboratory.paper import name_of
-from laboratory.reading_tables import without
 from laboratory.targets import Target
 
 # Each has what --deploy says: words, model and round.

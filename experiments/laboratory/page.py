@@ -1,6 +1,6 @@
 """What `fedmaba reproduce` shows of a target: our tables beside the paper's, row by row. No torch.
 
-Three questions are kept apart: which model and at which round (results/selection.py), and whether a
+Three questions are kept apart: which model and at which round (selection.py), and whether a
 difference to FedAvg is one (paired.py). The tables are made in target_tables.py, reading_tables.py,
 fair_tables.py, baseline_tables.py and claims.py.
 """

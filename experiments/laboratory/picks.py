@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedmaba.results.history import History
+from fedmaba.results.metrics import Fairness, Unit
 from fedmaba.results.run_history import Model
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Strategy
@@ -32,6 +33,7 @@ class SearchTrial(NamedTuple):
     seeds: int  #       of these that did not diverge
     score: float
     variance: float
+    good: float  # what the target's rule goes by; more is better
     note: str
     picked: bool = False
 
@@ -57,14 +59,20 @@ def judged_model(strategy: Strategy) -> Model:
 
 def trials(target: Target, batches: Sequence[ArchiveFile]) -> list[SearchTrial]:
     """Every trial row by row, the picked ones marked; a row that lacks a run has no pick."""
-    found = [trial for j, job in enumerate(target.jobs) for trial in _of_job(j, job, batches)]
+    rule = target.view.pick
+    found = [trial for j, job in enumerate(target.jobs) for trial in _of_job(j, job, batches, rule)]
     rows: dict[str, list[SearchTrial]] = {}
     for trial in found:
         rows.setdefault(trial.row, []).append(trial)
-    return [trial for own in rows.values() for trial in _with_pick(own, target.view.pick)]
+    return [trial for own in rows.values() for trial in _with_pick(own, rule)]
 
 
-def _of_job(j: int, job: Job, batches: Sequence[ArchiveFile]) -> list[SearchTrial]:
+def _goodness(found: Fairness, rule: str, unit: Unit) -> float:
+    """What a rule goes by first, as a share where scores are shares."""
+    return unit.sign * (found.worst if rule == "best:worst" else found.accuracy) / unit.scale
+
+
+def _of_job(j: int, job: Job, batches: Sequence[ArchiveFile], rule: str) -> list[SearchTrial]:
     """The trials of one experiment."""
     keys = _trial_keys(job)
     history = archive.deployed_history(batches, replace(job, runs=keys))
@@ -89,6 +97,7 @@ def _of_job(j: int, job: Job, batches: Sequence[ArchiveFile]) -> list[SearchTria
                 row.seeds if row else 0,
                 row.mean.accuracy if row and whole else np.nan,
                 row.mean.variance if row and whole else np.nan,
+                _goodness(row.mean, rule, history.unit) if row and whole else np.nan,
                 row.note if row else "not run yet",
             )
         )
@@ -101,12 +110,13 @@ def _trial_keys(job: Job) -> tuple[RunKey, ...]:
 
 def _with_pick(own: Sequence[SearchTrial], rule: str) -> list[SearchTrial]:
     """A row's trials, one of them picked if all are there and one did not diverge."""
-    good = [i for i, trial in enumerate(own) if np.isfinite(trial.score)]
+    good = [i for i, trial in enumerate(own) if np.isfinite(trial.good)]
     if any(trial.found < trial.asked for trial in own) or not good:
         return list(own)
-    score = np.array([own[i].score for i in good]) / 100.0
+    score = np.array([own[i].good for i in good])
     variance = np.array([own[i].variance for i in good]) / 1e4
-    best = good[deployed.pick_round(rule, score, variance)]
+    by = "best:fair" if rule == "best:fair" else "best:accuracy"
+    best = good[deployed.pick_round(by, score, variance)]
     return [trial._replace(picked=i == best) for i, trial in enumerate(own)]
 
 

@@ -15,10 +15,10 @@ from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.paired import Interval, difference, moments
 from fedmaba.report.table import FIGURES
 from fedmaba.results.metrics import Fairness, FloatArray
-from fedmaba.results.selection import CHOICES, REFERENCE, Found, by_seed, fairness_by_seed
 from laboratory import paper, targets
 from laboratory.archive import ArchiveFile, deployed_history
 from laboratory.paper import name_of
+from laboratory.selection import CHOICES, REFERENCE, Found, by_seed, fairness_by_seed
 from laboratory.targets import Target, Variant
 
 OUR_ROW = "fedmaba"

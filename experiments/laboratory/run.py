@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedmaba.data.dataset import Dataset
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
@@ -22,7 +24,9 @@ from fedmaba.experiment import session as experiment
 from fedmaba.experiment.driver import drive
 from fedmaba.experiment.session import Session, UserObjects
 from fedmaba.results import files, run_folder
+from fedmaba.results.run_history import RunHistory, append_row
 from fedmaba.simulation import engine
+from fedmaba.simulation.state import Round
 from laboratory import archive, picks, targets
 from laboratory.targets import Job, RunKey, Target
 
@@ -62,8 +66,12 @@ def plan(target: Target, out: Path, part: tuple[int, int] = (1, 1)) -> list[Pend
             some = [key for key in job.runs if (key.seed in job.fresh) == fresh]
             first, last = (len(some) * k // part[1] for k in (part[0] - 1, part[0]))
             asked += some[first:last]
-        if runs := tuple(key for key in asked if key in missing):
-            left.append(PendingBatch(target.name, job, runs))
+        forms: dict[tuple[str, ...], list[RunKey]] = {}  # A batch has one form of model.
+        for key in asked:
+            if key in missing:
+                form = job.strategies[key.label].local().own_layers
+                forms.setdefault(form, []).append(key)
+        left += [PendingBatch(target.name, job, tuple(runs)) for runs in forms.values()]
     return left
 
 
@@ -114,7 +122,7 @@ class RunningBatch:
             for d, (run, r) in enumerate(zip(history.runs, snapshot.progress.owner, strict=True)):
                 seen = snapshot.rounds[r]
                 if snapshot.evaluations[d] is not None and seen is not None:
-                    run.add_training_losses(seen)
+                    _keep_training_losses(run, seen)
         self._count_seconds()
 
     def checkpoint(self) -> None:
@@ -161,6 +169,14 @@ class RunningBatch:
         }
 
 
+def _keep_training_losses(run: RunHistory, seen: Round) -> None:
+    """Keep what clients reported in the round that was evaluated last; nan for the others."""
+    if seen.loss is not None:
+        losses = np.full(run.n_clients, np.nan)
+        losses[seen.client] = seen.loss
+        append_row(run, {archive.TRAINING: losses})
+
+
 def begin(
     work: PendingBatch,
     out: Path,
@@ -175,7 +191,8 @@ def begin(
     chosen = [(job.strategies[key.label], key.seed, key.deploy) for key in work.runs]
     loaded = loaded if loaded and loaded.fits(asked.data) else None
     own = UserObjects(loaded.data) if loaded else None
-    session = experiment.prepare(asked, own, list(job.strategies.values()), chosen)
+    rows = [job.strategies[label] for label in dict.fromkeys(key.label for key in work.runs)]
+    session = experiment.prepare(asked, own, rows, chosen)
     if session.batch.ranks.count > 1:
         raise InputError("reproduce is one process: give each GPU its part with --batch I/N")
     run_folder.make_folder(out)

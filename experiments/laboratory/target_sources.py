@@ -11,8 +11,8 @@ from fedmaba.report import data
 from fedmaba.results import files
 from fedmaba.results.history import History
 from fedmaba.results.run_history import RunOrigin
-from fedmaba.results.selection import of_deploy
 from laboratory import archive, picks, targets
+from laboratory.selection import of_deploy
 
 
 def load_one(path: Path) -> list[data.Source]:

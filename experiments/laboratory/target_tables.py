@@ -24,7 +24,10 @@ from fedmaba.report.table import (
 )
 from fedmaba.results.history import History, Row
 from fedmaba.results.run_history import Model
-from fedmaba.results.selection import (
+from laboratory import archive, paper, sweep_figure, targets
+from laboratory.archive import ArchiveFile, deployed_history
+from laboratory.paper import name_of
+from laboratory.selection import (
     CHOICES,
     REFERENCE,
     RoundChoice,
@@ -36,9 +39,6 @@ from fedmaba.results.selection import (
     validated,
     variances,
 )
-from laboratory import archive, paper, targets
-from laboratory.archive import ArchiveFile, deployed_history
-from laboratory.paper import name_of
 from laboratory.targets import Target
 
 LAST_ROUND = CHOICES["last"]
@@ -297,7 +297,7 @@ def sweep(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
         for label, s in job.strategies.items()
         if hasattr(s, parameter)
     }
-    draw = partial(figures.sweep, history, parameter, along, ("FedMABA", "FedAvg"))
+    draw = partial(sweep_figure.draw, history, parameter, along, ("FedMABA", "FedAvg"))
     out.figures |= {"sweep": partial(draw, "last"), "sweep-deployed": partial(draw, "deployed")}
     title = {label: f"{parameter} = {value:g}" for label, value in along.items()}
     runs = [replace(r, label=title.get(r.label, r.label)) for r in history.runs]

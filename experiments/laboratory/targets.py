@@ -35,6 +35,17 @@ QUICK = 5_000  # A quick version has this many client updates: about a minute on
 NUMBERS = ("model", "init", "batchnorm", "data", "train", "attack", "dp", "server", "eval")
 
 
+def parse_machine(device: str, dtype: str) -> config.Machine:
+    """Read where and how precisely to compute."""
+    machine = {"device": device, "dtype": dtype}
+    return config.build({"strategies": ["fedavg"], "machine": machine}).machine
+
+
+def parse_seeds(text: str) -> int | list[int]:
+    """Read a count of seeds, or the seeds themselves."""
+    return config.build({"strategies": ["fedavg"], "seeds": text}).seeds
+
+
 class ExtraSeeds(Section):
     """Rows with seeds of their own."""
 
@@ -89,7 +100,8 @@ class View(Section):
     clients: int = Field(default=0, ge=0)
     # Every trial has the seeds 0, 1, ...; with 0 nothing is searched.
     search: int = Field(default=0, ge=0)
-    pick: Literal["best:accuracy", "best:fair"] = "best:fair"  # of a row's trials, on validation
+    # It says which of a row's trials is picked, on validation data.
+    pick: Literal["best:accuracy", "best:fair", "best:worst"] = "best:fair"
 
 
 class RunKey(NamedTuple):
@@ -175,6 +187,7 @@ def names() -> list[str]:
         "readings",
         "fair",
         "natural",
+        "real",
         "attacks",
         "privacy",
         "baselines",

@@ -8,12 +8,12 @@ import reproduction_cases
 from reproduction_cases import grid_named, made, save
 
 from fedmaba.errors import InputError
-from fedmaba.results import selection
-from fedmaba.results.run_history import TRAINING, GrowingArray
-from fedmaba.results.selection import CHOICES
+from fedmaba.results.run_history import GrowingArray
 from fedmaba.simulation.engine import Run, start
-from laboratory import archive, fair_tables, targets
+from laboratory import archive, fair_tables, selection, targets
 from laboratory import page as reproduction
+from laboratory.archive import TRAINING
+from laboratory.selection import CHOICES
 from plain_loop import PLAN, one
 from plain_norms import norm_net
 

@@ -1,12 +1,10 @@
 """The page of a reproduced target, drawn from its archives."""
 
 import json
-import sys
 
 import pytest
 from reproduction_cases import fill
 
-from fedmaba import cli
 from fedmaba.report import page_data
 from laboratory import target_sources, targets
 from report_cases import Elements, call
@@ -43,21 +41,3 @@ def test_a_target_of_several_experiments_keeps_them_apart(results):
     assert all(source.name.startswith("attacks: ") for source in sources)
     assert len({source.name for source in sources}) == len(sources)
     assert len(page_data.tree(sources[:2])["folders"]) == 2
-
-
-def test_what_is_neither_a_run_nor_a_target_is_said_in_one_line(
-    results, tmp_path, monkeypatch, capsys
-):
-    def refused(*words) -> str:
-        monkeypatch.setattr(sys, "argv", ["fedmaba", "report", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        assert end.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        return line
-
-    assert "holds no run of table1-grid: run `fedmaba reproduce" in refused(results / "table1-grid")
-    assert "is no run folder" in refused(results / "table9")
-    assert "is no run folder" in refused(tmp_path / "none" / "table1-grid")
-    twice = results / "figure2-alpha"
-    assert "is named twice" in refused(twice, twice)

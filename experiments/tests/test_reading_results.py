@@ -1,6 +1,5 @@
 """Results of the laboratory, read like any others: `table`, `report`, `export`, in Python."""
 
-import hashlib
 import json
 
 import numpy as np
@@ -13,7 +12,7 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
 from fedmaba.results import run_folder
-from laboratory import archive, run, targets
+from laboratory import archive, targets
 from test_eighty_columns import fits
 from test_hostile_files import CHANGES, short, twisted
 from test_results_for_scripts import only
@@ -61,13 +60,6 @@ def test_one_file_of_reproduce_opens_by_itself(call, archive_folder):
     assert call("table", str(file)).code == 0
     assert call("export", str(file)).code == 0
     assert (file.with_suffix("") / "csv" / "summary.csv").is_file()
-
-
-def test_a_target_of_several_experiments_keeps_them_apart(archive_folder):
-    history = fedmaba.load_history(archive_folder / "attacks")
-    labels = {run.label for run in history.runs}
-    assert "fedavg (nobody is hostile)" in labels
-    assert len(labels) == 8 * 4
 
 
 def test_a_folder_that_reproduce_drew_into_is_still_a_target(archive_folder):
@@ -144,37 +136,6 @@ def test_settings_of_before_keep_their_digest():
         for e in (usual, usual.model_copy(update={"data": config.Data(normalise="scale")}))
     ]
     assert labels[0] != labels[1]
-
-
-@pytest.mark.slow
-def test_a_batch_does_not_go_on_from_another_ones_checkpoint(tmp_path):
-    scale = targets.Scale(rounds=4, seeds=1, only=("fedavg",), quick=True)
-    machine = config.Machine(device="cpu")
-    work = run.plan(targets.load_target("figure1a", scale), tmp_path)[0]
-
-    def stopped(work):
-        going = run.begin(work, tmp_path, machine)
-        done = going.session.batch.progress
-        list(going.rounds(lambda: done.round >= 2))
-        going.folder.close()
-        return going.folder.path
-
-    place = stopped(work)
-    (file,) = run_folder.checkpoints(place)
-    arrays, meta = run_folder.read_checkpoint(file)
-    meta["made"]["asked"]["train"]["lr"] = 0.7
-    body = b"".join(run_folder.pack(arrays, meta))
-    file.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
-    with pytest.raises(InputError, match=r"not of this experiment \(train\.lr\)"):
-        run.begin(work, tmp_path, machine)
-    meta["made"]["asked"]["train"]["lr"] = 0.1
-    meta["made"]["asked"]["machine"]["device"] = "auto"  # which may change between attempts
-    body = b"".join(run_folder.pack(arrays, meta))
-    file.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
-    going = run.begin(work, tmp_path, machine)
-    assert "resumed after round 2" in going.session.notes
-    going.session.close()
-    going.folder.close()
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ import pytest
 from reproduction_cases import grid_named, made, save
 
 from fedmaba.report.paired import moments
-from fedmaba.results import selection
 from fedmaba.results.metrics import Fairness
-from laboratory import archive, paper, reading_tables, targets
+from laboratory import archive, paper, reading_tables, selection, targets
 from laboratory import page as reproduction
 
 TABLE = "table2-fashion-mnist"

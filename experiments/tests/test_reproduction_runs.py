@@ -31,7 +31,7 @@ def call(monkeypatch, capsys, tmp_path):
 TINY = ["--quick", "--rounds", "2", "--seeds", "2", "--only", "fedavg,fedmaba,afl:lam=0.5"]
 
 
-CPU = config.parse_machine("cpu", "float32")
+CPU = targets.parse_machine("cpu", "float32")
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, cal
     assert held.seconds == pytest.approx(stopped.seconds)
     held.session.close()
     held.folder.close()
-    other = reproduce.begin(again, tmp_path / "b", config.parse_machine("cpu", "float64"))
+    other = reproduce.begin(again, tmp_path / "b", targets.parse_machine("cpu", "float64"))
     assert other.session.batch.progress.round == 0  # of another precision: begun anew
     other.session.close()
     other.folder.discard()

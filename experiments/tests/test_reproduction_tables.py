@@ -9,11 +9,10 @@ from reproduction_cases import fill, grid_named, made, save
 from fedmaba.errors import InputError
 from fedmaba.report import document, paired
 from fedmaba.report.paired import Interval
-from fedmaba.results import selection
-from fedmaba.results.history import History, RunHistory
-from fedmaba.results.selection import CHOICES
-from laboratory import archive, claims, paper, targets
+from fedmaba.results.history import RunHistory
+from laboratory import archive, claims, selection, targets
 from laboratory import page as reproduction
+from laboratory.selection import CHOICES
 
 
 def test_the_quantiles_and_intervals_are_students():
@@ -149,23 +148,6 @@ def test_rounds_are_chosen_as_the_captions_say(tmp_path):
     }
 
 
-def test_differences_are_paired_by_seed(tmp_path):
-    job, size = targets.load_target("figure1a").jobs[0], np.full(20, 100)
-    runs = [made(label, seed, size) for label in ("fedavg", "fedmaba") for seed in (0, 1, 2)]
-    runs.append(made("fedavg", 7, size))  # no partner
-    found = selection.fairness_by_seed(History(runs), "last", CHOICES["last"])
-    ours, theirs = paired.pairs(
-        *(selection.by_seed(found, row, "variance") for row in ("fedmaba", "fedavg"))
-    )
-    want = [
-        [100**2 * np.var(r.accuracy("last")[-1]) for r in runs if r.label == label and r.seed < 3]
-        for label in ("fedmaba", "fedavg")
-    ]
-    assert ours.tolist() == pytest.approx(want[0])
-    assert theirs.tolist() == pytest.approx(want[1])
-    assert job.strategies.keys() >= {"fedavg", "fedmaba"}
-
-
 def test_a_row_before_fedavg_is_held_against_it_too(tmp_path):
     target, batches = targets.load_target("figure1a"), fill(tmp_path, "figure1a")
     (job,) = target.jobs
@@ -194,14 +176,6 @@ def test_what_the_average_does_is_paired_by_run(tmp_path):
     assert np.mean(want) != 0
 
 
-def test_a_statement_is_shown_with_its_unit_interval_and_verdict():
-    show = claims.verdict_in_words
-    span = Interval(1.6, 1.2, 2.0, 3)
-    assert show({"measure": "times", "number": 1.5}, span) == "1.60 x [1.20, 2.00]: holds"
-    assert show(CLAIM, Interval(20, 10, 30, 3)) == "+20.00 % [+10.00, +30.00]: smaller"
-    assert show(CLAIM, Interval(np.nan, -np.inf, np.inf, 0)) == "not run"
-
-
 def test_the_search_picks_by_its_rule(tmp_path):
     batches = fill(tmp_path, "table1-grid")
     page = reproduction.document(targets.load_target("table1-grid"), batches)
@@ -226,10 +200,10 @@ def test_every_page_can_be_made_and_says_what_is_missing(tmp_path):
         target = targets.load_target(name)
         page = reproduction.document(target, batches)
         missing = any("Not run yet" in text or "CUT-DOWN" in text for text in page.text)
-        assert missing == name.startswith("baselines"), name  # whose picks no file names
+        assert missing == name.startswith(("baselines", "real")), name  # whose picks no file names
         text = document.markdown(page) + document.latex(page) + document.csv(page)
         assert "nan" not in text.lower().replace("finance", "")
-        assert bool(page.grids) == (name not in ("all", "baselines"))
+        assert bool(page.grids) == (name not in ("all", "baselines", "real"))
         for kind, make in page.figures.items():
             if (target.view.kind, kind) not in drawn:  # once for each kind of page
                 assert make() is not None
@@ -278,32 +252,6 @@ def test_a_run_that_diverged_is_told_and_left_out(tmp_path):
     assert rows["FedMABA, α=0.5"][1].text == "1"
     assert rows["FedMABA, α=0.5"][-1].text == "diverged: seed 1"
     assert rows["AFL, λ=0.05"][2].text == "–"
-
-
-def test_the_papers_numbers_have_a_source_and_known_rows():
-    told = paper.load_paper()
-    assert "2410.20141" in told["source"]
-    labels = set(targets.load_target("table2-fashion-mnist").jobs[0].strategies)
-    past = set(targets.load_target("attacks").jobs[0].strategies)  # the paper
-    past |= set(targets.load_target("fair-fashion-mnist").jobs[0].strategies)
-    assert labels | past == set(told["names"])
-    every = {"table2-fashion-mnist": 14, "table2-cifar10": 14, "table3-cifar100": 9}
-    for name, rows in every.items():
-        assert len(told[name]) == rows
-        assert set(told[name]) <= labels
-        for row in told[name].values():
-            assert set(row) == {"variance", "accuracy", "worst", "best"}
-            assert all(len(value) == 2 for value in row.values())
-    assert set(told["baselines"]) <= set(told["table2-fashion-mnist"])
-    for target, causes in told["cause"].items():
-        assert set(causes) <= set(targets.load_target(target).jobs[0].strategies)
-    known = {t.name: t for t in targets.load_target("claims").uses}
-    for claim in told["claim"]:
-        assert set(claim["targets"]) <= set(known)
-        for name in claim["targets"]:
-            rows = {*known[name].jobs[0].strategies, claims.SECOND_BEST, claims.MEAN_OF_BASELINES}
-            assert {*claim["rows"], claim.get("against", "fedavg")} <= rows
-    assert {claim["says"] for claim in told["claim"]} >= {"33 %", "6 %", "1.5x", "8 %"}
 
 
 def test_attacks_that_were_tried_are_shown_with_every_strategy(tmp_path):

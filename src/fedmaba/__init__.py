@@ -19,12 +19,14 @@ _NAMES = {
     "results.loading": "load_history",
     "results.metrics": "Fairness fairness",
     "results.run_history": "RunHistory",
-    "strategies": "AFL GIFAIR MIFA QFFL TERM AAggFF AdaFed Alone DeltaFL Ditto Eagle FairFed "
-    "FedAdam FedAvg FedAvgM FedBABU FedDyn FedEBA FedFV FedGini FedLF FedMABA FedMDFG FedMGDA "
-    "FedNova FedNTD FedPer FedProx FedRep FedSGD FedYogi Krum LGFedAvg Median Moon MultiKrum "
-    "PropFair Scaffold Trimmed parse register",
-    "strategies.base": "Combine Decision Keep Local Needs Objective Personal Replies ServerStep "
-    "Shown Strategy param",
+    "selection.base": "Present Selection",
+    "strategies": "AFL APFL GIFAIR MIFA NNM QFFL RFA TERM AAggFF AdaFed Alone CClip DeltaFL Ditto "
+    "Eagle FairFed FedAdam FedAvg FedAvgM FedBABU FedDGGA FedDyn FedEBA FedExP FedFV FedGini FedLF "
+    "FedMABA FedMDFG FedMGDA FedNova FedNTD FedPer FedProx FedRep FedSGD FedVARP FedYogi Krum "
+    "LGFedAvg MaxFL Median Moon MultiKrum PerFedAvg PFedMe PropFair Scaffold Trimmed parse "
+    "register",
+    "strategies.base": "Combine Decision Keep Local Needs Objective Personal Replies Second "
+    "ServerStep Shown Strategy param",
     "strategies.server_optimisers": "ServerOptimiser",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 MAX_WORD, MAX_LINE = 400, 2000  # characters of a word and of a line that are shown whole
 NOTE = 50  # more than half of what is said about what is left out, and "fedmaba: " before it
@@ -91,6 +92,24 @@ def unknown(
     every = "choose one of " + ", ".join(names) + other
     hint = f"did you mean {head + near[0]!r}?" if near else every
     return InputError(f"unknown {kind} {head + name!r}: {hint}")
+
+
+@contextmanager
+def usable(what: object, remedy: str, kind: type[FedmabaError] = InputError) -> Iterator[None]:
+    """Say, in one line, why the system does not do inside what is wanted of a file or the like."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror}: {remedy}") from error
+
+
+@contextmanager
+def installed(remedy: str) -> Iterator[None]:
+    """Say what to install, in one line, where an import inside fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise InputError(remedy) from error
 
 
 def reason(error: BaseException) -> str:

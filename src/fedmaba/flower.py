@@ -24,7 +24,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as Base
 
-from fedmaba.deploy import records, reply_fetching, round_log, secure_round, validation
+from fedmaba.deploy import (
+    records,
+    reply_fetching,
+    round_log,
+    run_config,
+    secure_round,
+    validation,
+)
 from fedmaba.deploy.event_log import EventLog, why_it_ends
 from fedmaba.deploy.flower_app.check import BEHIND_SECONDS
 from fedmaba.deploy.messages import (
@@ -74,6 +81,7 @@ __all__ = [
     "load_arrays",
     "reply",
     "secure_mod",
+    "strategy_of_run",
 ]
 
 
@@ -89,7 +97,8 @@ class FlowerStrategy(Base):
     so, not where sites add noise to their losses, since scores have none.
     wait: seconds to wait for enough sites before giving up.
     sites: who may speak for which site, a TOML file of name = "SHA256:..." (a key's fingerprint)
-    or a mapping; without it a name belongs for good to the first node that gives it.
+    or a mapping; without it a name belongs for good to the first node that gives it. A value
+    { key = "SHA256:...", examples = 800 } also says how many examples the site may claim.
     min_replies, grace: once so many of those asked have answered (a whole number, or a share
     with a decimal point), the others have twice as long again, at least `grace` seconds.
     batchnorm: what client_app(batchnorm=...) says. "average": running statistics are weighed as
@@ -199,7 +208,7 @@ class FlowerStrategy(Base):
         self.ttl = timeout + BEHIND_SECONDS  # a site that returns skips old rounds, by its clock
         if server.round:
             self._log(INFO, f"going on after round {server.round}, saved in {self.folder}")
-        self.running = True
+        self.running, spent = True, ""
         try:
             self._write_metrics()
             while server.round < num_rounds:
@@ -207,7 +216,8 @@ class FlowerStrategy(Base):
                 try:
                     arrays, metrics = self._one_round(grid, initial_arrays, config, timeout)
                 except PrivacySpent as why:
-                    self._log(WARNING, f"the run ends after round {server.round}: {why}")
+                    spent = str(why)
+                    self._log(WARNING, f"the run ends after round {server.round}: {spent}")
                     assert server.private is not None
                     server.private.end(server.round)
                     break
@@ -216,7 +226,7 @@ class FlowerStrategy(Base):
                 if own is not None:
                     result.evaluate_metrics_serverapp[t] = own
             if not server.counted:
-                raise InputError(round_log.no_reply_counted(server))
+                raise InputError(round_log.no_reply_counted(server, spent))
             if self.evaluate:
                 final = self._final(grid, evaluate_config or ConfigRecord(), timeout)
                 spread = {k: v for k, v in final.items() if isinstance(v, float)}
@@ -398,7 +408,7 @@ class FlowerStrategy(Base):
 
     def _assign(self, sites: Mapping[Node, str]) -> None:
         """Give nodes the names that they have from now on, and log those that are new."""
-        for node, site in sites.items():
+        for node, site in sorted(sites.items(), key=lambda one: one[1]):  # not as they arrived
             if said := self.site_names.assign(node, site):
                 self._log(INFO, said)
 
@@ -531,6 +541,7 @@ class FlowerStrategy(Base):
             limits,
             self.settings.strategy.needs().of_clients,
             any_values=private is not None and not at_sites,
+            examples=self.site_names.examples,
         )
 
     def _finish(
@@ -550,6 +561,9 @@ class FlowerStrategy(Base):
         self._write_metrics()
         for level, line in round_log.lines_of_round(report, len(before)):
             self._log(level, line)
+        if len(self.reports) == 1:  # only now it is known how many sites there are
+            for doubt in self.settings.strategy.doubts(len(server.sites), len(report["sites"])):
+                self._log(WARNING, f"{self.label}: {doubt}")
         numbers = {key: value for key, value in report.items() if isinstance(value, float)}
         numbers |= {key: value for key, value in report["info"].items() if value is not None}
         numbers["replies"] = float(len(replies))
@@ -596,3 +610,11 @@ class FlowerStrategy(Base):
         for line in round_log.lines_of_end(report):
             self._log(INFO, line)
         return report
+
+
+def strategy_of_run(run: Mapping[str, Any]) -> FlowerStrategy:
+    """The strategy that an app's run configuration describes, as `fedmaba flower new` writes it.
+
+    Keys that are not there have their usual values; those of the app itself are left alone.
+    """
+    return FlowerStrategy(**run_config.arguments(run))

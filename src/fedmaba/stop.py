@@ -22,9 +22,26 @@ class Ended(SystemExit):
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the program as Ctrl-C does, so that files are closed."""
-    with _handled(ENDING[1:], lambda number, frame: _end(number)):
-        yield
+    """Let SIGTERM and SIGHUP end the program as Ctrl-C does, so that files are closed.
+
+    A signal ends it, too, where its exception becomes another on the way: compiled modules, NumPy's
+    among them, turn whatever happens while they are imported into an ImportError.
+    """
+    heard: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        heard.append(number)
+        _end(number)
+
+    try:
+        with _handled(ENDING, end):
+            yield
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:  # a panic of compiled code is no Exception
+        if not heard:
+            raise
+        _end(heard[0])
 
 
 def answer_stands(code: int) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedmaba import __version__
-from fedmaba.cli import data, flower, privacy, reading, reproducing, running
+from fedmaba.cli import data, flower, operate, privacy, reading, reproducing, running
 
 app = typer.Typer(
     name="fedmaba",
@@ -28,6 +28,7 @@ app.command()(running.tune)
 app.command()(running.resume)
 app.command()(reading.table)
 app.command(context_settings=reproducing.PASSED_ON)(reproducing.reproduce)
+app.command()(reading.theory)
 app.command()(reading.report)
 app.command()(reading.watch)
 app.command()(reading.figure)
@@ -41,12 +42,18 @@ data_app.command()(data.check)
 data_app.command()(data.export)
 app.add_typer(data_app, name="data")
 
-flower_app = typer.Typer(help="Deploy on Flower: see docs/deploy.md.", no_args_is_help=True)
-flower_app.command()(flower.new)
-flower_app.command()(flower.proxy)
-flower_app.command()(flower.serve)
-flower_app.command()(flower.check)
-flower_app.command()(flower.demo)
+flower_app = typer.Typer(
+    help="Run a federation on Flower: see docs/operate.md.", no_args_is_help=True
+)
+for command in (
+    *(operate.init, operate.invite, operate.join, operate.admit, operate.remove),
+    *(operate.check, operate.start, operate.status, operate.stop, operate.renew),
+    *(operate.backup, operate.restore, flower.demo, flower.new, flower.proxy, flower.serve),
+):
+    flower_app.command()(command)
+audit_app = typer.Typer(help="The record of what happened.", no_args_is_help=True)
+audit_app.command()(operate.verify)
+flower_app.add_typer(audit_app, name="audit")
 app.add_typer(flower_app, name="flower")
 
 

@@ -1,4 +1,4 @@
-"""Deploy on Flower: new, proxy, serve, check, demo."""
+"""Deploy on Flower by its parts: new, proxy, serve, demo. `cli/operate` has the short way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from fedmaba.cli.messages import say
-from fedmaba.errors import InputError
 
 SecureOption = Annotated[
     bool, typer.Option("--secure", help="the server sees sums of changes, and no single change")
@@ -51,23 +50,6 @@ def serve(
     from fedmaba.deploy.flower_app.serve import serve
 
     raise typer.Exit(serve(directory))
-
-
-def check(
-    where: Annotated[str, typer.Argument(metavar="HOST:PORT", help="where SuperNodes connect")],
-    ca: Annotated[
-        Path | None,
-        typer.Option(help="the federation's ca.pem; else this machine's own list"),
-    ] = None,
-) -> None:
-    """Say whether the fleet and whether control of all sites can be reached from here."""
-    from fedmaba.deploy.flower_app.check import check
-
-    found = check(where, ca)
-    for line in found.lines():
-        say(line)
-    if not found.ok:
-        raise typer.Exit(InputError.exit_code)
 
 
 def demo(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from fedmaba.report.escape import one_line
+
+if TYPE_CHECKING:
+    from fedmaba.report.document import Document
 
 
 def say(text: object) -> None:
@@ -15,13 +19,23 @@ def say(text: object) -> None:
     typer.echo(one_line(str(text)))
 
 
+def show_page(page: Document, to: str) -> None:
+    """Print a page: its words and tables, or its tables in another form."""
+    from fedmaba.report import document, json_forms, terminal
+
+    if to == "json":
+        typer.echo(json_forms.json_grid(page.grids[0]), nl=False)
+    elif to == "text":
+        terminal.lines(page.text)
+        terminal.tables(page.grids)
+        terminal.lines(page.foot)
+    else:
+        typer.echo(document.written(page, to), nl=False)
+
+
 def tell(text: str) -> None:
     """Print one line on standard error: a remark, a warning or an error."""
     typer.echo(one_line(text), err=True)
-
-
-def say_nothing(text: str) -> None:
-    """Say nothing: rank 0 speaks for all."""
 
 
 def stays_silent() -> bool:

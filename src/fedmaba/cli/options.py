@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedmaba.errors import InputError
+from fedmaba.errors import usable
 from fedmaba.experiment import config
 
 if TYPE_CHECKING:
@@ -73,15 +73,21 @@ WorstShare = Annotated[
 ]
 
 
+Until = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FIGURE=VALUE",
+        help="what was spent until accuracy=80%, worst=50% or variance=300 was first reached",
+    ),
+]
+
+
 def _refuse_unreadable(given: Path | list[Path]) -> Path | list[Path]:
     """Refuse a path that is too long or may not be looked at."""
     for path in given if isinstance(given, list) else [given]:
-        try:
+        # whoever reads it says what is not there
+        with usable(path, "name a run folder"), suppress(FileNotFoundError, NotADirectoryError):
             path.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # whoever reads it says so
-        except OSError as error:
-            raise InputError(f"{path}: {error.strerror}: name a run folder") from error
     return given
 
 
@@ -126,18 +132,12 @@ def with_experiment_options(command: Callable[..., None]) -> Callable[..., None]
         for p in inspect.signature(command, eval_str=True).parameters.values()
         if p.kind is not inspect.Parameter.VAR_KEYWORD
     ]
-    added = [
-        inspect.Parameter(
-            key.argument,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                str | None,
-                typer.Option(key.flag, metavar="VALUE", help=_help(key), show_default=False),
-            ],
-        )
-        for key in config.options()
-    ]
+    added = []
+    for key in config.options():
+        text = key.text if key.default is None else f"{key.text} [{key.default}]"
+        option = typer.Option(key.flag, metavar="VALUE", help=text, show_default=False)
+        kind, kept = Annotated[str | None, option], inspect.Parameter.KEYWORD_ONLY
+        added.append(inspect.Parameter(key.argument, kept, default=None, annotation=kind))
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 
     def wrapped(**given: Any) -> None:
@@ -148,7 +148,3 @@ def with_experiment_options(command: Callable[..., None]) -> Callable[..., None]
     wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
     wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
     return wrapped
-
-
-def _help(key: config.Key) -> str:
-    return key.text if key.default is None else f"{key.text} [{key.default}]"

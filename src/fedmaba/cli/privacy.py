@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedmaba.cli.messages import say
+from fedmaba.cli.messages import say, show_page
 from fedmaba.cli.options import TableForm
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
@@ -46,7 +46,7 @@ def privacy(
     """Show the noise that privacy takes, before anything runs: see docs/privacy.md."""
     from fedmaba import strategies
     from fedmaba.privacy.mechanism import Privacy
-    from fedmaba.report import document, json_forms, privacy_plan, terminal
+    from fedmaba.report import privacy_plan
 
     told = {"epsilon": epsilon, "delta": delta, "clip": clip, "loss": loss}
     asked = config.build({"strategies": [strategy], "dp": told | {"loss_share": loss_share}}).dp
@@ -67,17 +67,6 @@ def privacy(
     page = privacy_plan.document(plan)
     if out is not None:
         privacy_plan.write_plan_figure(plan, out)
-    if to == "json":
-        rows = [[cell.value or cell.text for cell in row] for row in page.grids[0].rows]
-        keys = page.grids[0].head
-        typer.echo(
-            json_forms.json_text([dict(zip(keys, row, strict=True)) for row in rows]), nl=False
-        )
-    elif to == "text":
-        terminal.lines(page.text)
-        terminal.tables(page.grids)
-        terminal.lines(page.foot)
-    else:
-        typer.echo(document.written(page, to), nl=False)
+    show_page(page, to)
     if out is not None:
         say(out)

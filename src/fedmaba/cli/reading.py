@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedmaba.cli.messages import say, tell_unfinished
+from fedmaba.cli.messages import say, show_page, tell_unfinished
 from fedmaba.cli.options import (
     AsJson,
     At,
@@ -22,6 +22,7 @@ from fedmaba.cli.options import (
     RunOrState,
     RunOrTarget,
     TableForm,
+    Until,
     Width,
     WorstShare,
 )
@@ -45,6 +46,7 @@ def table(
         By,
         typer.Option(help="a row for each strategy, for each client, or for each group of people"),
     ] = "strategy",
+    until: Until = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the table of a run folder, finished or not, of several, or of a reproduced target.
@@ -53,36 +55,49 @@ def table(
     """
     from fedmaba.cli import sources
     from fedmaba.experiment import trials
-    from fedmaba.report import data, document, federation, json_forms, terminal, trials_table
+    from fedmaba.report import (
+        cost_tables,
+        data,
+        document,
+        federation,
+        json_forms,
+        terminal,
+        trials_table,
+    )
     from fedmaba.report import table as tables
-    from fedmaba.results import state_folder
+    from fedmaba.results import costs, state_folder
     from fedmaba.results.loading import load_history
 
     to = "json" if as_json else to
     if by != "strategy":
         if share is not None:
             raise InputError(f"--by {by} has no worst share of clients: leave out --share")
+        if until:
+            raise InputError(f"--by {by} says nothing of costs: leave out --until")
         show = _clients if by == "client" else _groups
         show(folders, model, at, on, against, to)
         for folder in folders:
             tell_unfinished(folder)
         return
+    goals = costs.goals(until or ())
     # Only one folder has trials, or is the state of a federation.
     one, title = folders[0] if len(folders) == 1 else None, ", ".join(map(str, folders))
     history = load_history(one) if one is not None else data.combine(sources.load_each(folders))
     history = history.judged_on(on)
     if to == "json":
-        typer.echo(json_forms.json_table(history, model, at, share, against), nl=False)
+        typer.echo(json_forms.json_table(history, model, at, share, against, goals), nl=False)
         return
     page = tables.document(history, model, at, share, against, title)
     # what terminal.show does not show
     more = [grid for grid in page.grids if grid.name in ("differences", "holm")]
+    page.grids += (spent := cost_tables.grids(history, model, at, share, goals))
+    more += spent
     if one is not None and (found := trials.load_trials(one)):
         more.append(trials_table.trials_grid(found, history.unit))
         page.grids.append(more[-1])
     state = None if one is None else state_folder.load_state_folder(one)
     if state is not None:
-        more += [*federation.grids(state), *federation.events(state)]
+        more += federation.tables(state)
         page.grids += federation.grids(state)
     if to == "text":
         terminal.show(history, model, at, share)
@@ -99,19 +114,14 @@ def _clients(
 ) -> None:
     """Each client by itself, the worst served first."""
     from fedmaba.cli import sources
-    from fedmaba.report import client_tables, document, terminal
+    from fedmaba.report import client_tables
 
     found = client_tables.table(sources.load_each(folders), model, at, on, against)
     if to == "json":
         typer.echo(client_tables.json_document(found), nl=False)
         return
     page = client_tables.document(found, ", ".join(map(str, folders)))
-    if to == "text":
-        page = client_tables.for_terminal(page, found)
-        terminal.tables(page.grids)
-        terminal.lines(page.foot)
-    else:
-        typer.echo(document.written(page, to), nl=False)
+    show_page(client_tables.for_terminal(page, found) if to == "text" else page, to)
 
 
 def _groups(
@@ -119,7 +129,7 @@ def _groups(
 ) -> None:
     """Groups of people, and the gaps between them."""
     from fedmaba.experiment import parts
-    from fedmaba.report import document, group_tables, terminal
+    from fedmaba.report import group_tables
     from fedmaba.results.loading import load_history
 
     if against is not None:
@@ -135,11 +145,21 @@ def _groups(
     names = group_tables.Names(about.get("data", {}).get("clients", ()))
     history = load_history(folder)
     page = group_tables.document(history, model, at, names, str(folder))
-    if to == "text":
-        terminal.tables(page.grids)
-        terminal.lines(page.foot)
-    else:
-        typer.echo(document.written(page, to), nl=False)
+    show_page(page, to)
+
+
+def theory(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, finished or not")],
+    to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
+) -> None:
+    """Show how uneven a run's weights were, and what that costs: see docs/theory.md."""
+    from fedmaba.report import theory as unevenness
+    from fedmaba.results import run_folder
+    from fedmaba.results.loading import load_history
+
+    page = unevenness.document(load_history(folder), run_folder.load_labels(folder), str(folder))
+    show_page(page, to)
+    tell_unfinished(folder)
 
 
 def report(
@@ -147,6 +167,7 @@ def report(
     out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
     share: WorstShare = None,
     on: JudgedOn = "test",
+    until: Until = None,
 ) -> None:
     """Write one self-contained page with every table and figure.
 
@@ -155,8 +176,9 @@ def report(
     """
     from fedmaba.cli import sources
     from fedmaba.report import html
+    from fedmaba.results import costs
 
-    html.write_page(folders, out, share, sources.load_each, on)
+    html.write_page(folders, out, share, sources.load_each, on, costs.goals(until or ()))
     say(out)
 
 

@@ -6,14 +6,13 @@ import shlex
 import sys
 import time
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedmaba import stop
-from fedmaba.cli.messages import say_nothing, stays_silent, tell
+from fedmaba.cli.messages import stays_silent, tell
 from fedmaba.cli.options import (
     Fresh,
     Overrides,
@@ -252,21 +251,14 @@ def _trackers(track: Sequence[str] | None, tensorboard: bool = False) -> list[st
 def _drive(session: Session, out: Path, quiet: bool, used: Sequence[str], again: str = "") -> None:
     """Simulate to the end, showing progress here and to trackers."""
     from fedmaba.experiment import parts
-    from fedmaba.report import terminal
+    from fedmaba.report import call_progress
 
     silent = session.batch.ranks.rank > 0
     if session.done:
         return
-    with ExitStack() as held:
-        asked = held.enter_context(stop.after_the_round(say_nothing if silent else tell))
-        shows = [held.enter_context(terminal.progress(session, quiet or silent))]
-        if used and not silent:
-            from fedmaba.report import trackers
-
-            shows.append(held.enter_context(trackers.tracking(used, session, tell)))
-        for snapshot in session.rounds(asked):
-            for show in shows:
-                show(snapshot)
+    speaker = call_progress.speaker_for(True, session.batch.ranks.rank, quiet)
+    with stop.after_the_round((lambda text: None) if silent else tell) as asked:
+        call_progress.follow(session, speaker, asked, used)
     if session.stopped:
         if silent:
             raise typer.Exit(0)

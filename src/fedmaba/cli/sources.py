@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedmaba.errors import InputError
 from fedmaba.experiment import laboratory
 from fedmaba.report import data
 from fedmaba.report.data import Source
@@ -21,14 +20,10 @@ def load_one(path: Path) -> list[Source]:
 
 def load_each(paths: Sequence[Path]) -> list[Source]:
     """The sources of several paths; none may be named twice."""
-    targets = [path for path in paths if laboratory.has_results(path)]
-    data.require_each_once([path for path in paths if path.is_dir() and path not in targets])
-    for i, path in enumerate(targets):
-        if path in targets[:i]:
-            raise InputError(f"{path} is named twice: name each target once")
+    data.require_each_once(paths)
     out: list[Source] = []
     for path in paths:
-        if path in targets:
+        if laboratory.has_results(path):
             out += laboratory.enter("target_sources").load_each_experiment(path)
         else:
             out += data.load_parts(path)  # which says what is wrong with it

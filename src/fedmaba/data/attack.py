@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba import rng
+from fedmaba.data.cells import number_of
 from fedmaba.errors import InputError
 
 FloatArray = NDArray[np.float64]
@@ -116,17 +117,9 @@ def _parse_part(key: str, value: str) -> dict[str, Any] | None:
     if (key, value) == ("loss", "worst"):
         return {"worst": True}
     times = key == "loss" and value.startswith("x")
-    number = _number(value[times:])
-    if number is None or key not in ("loss", "update"):
+    number = number_of(value[times:])
+    if not math.isfinite(number) or key not in ("loss", "update"):
         return None
     if key == "loss" and number < 0:
         raise InputError(f"attack 'loss={value}': a reported loss is 0 or more")
     return {"times" if times else key: number}
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

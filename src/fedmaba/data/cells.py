@@ -36,6 +36,14 @@ class Words:
 ColumnValues = FloatArray | Words  # A column of numbers has nan for gaps.
 
 
+def number_of(text: str, kind: type[int] | type[float] = float) -> float:
+    """What a text says as a number; nan where it is none."""
+    try:
+        return kind(text)
+    except ValueError:
+        return math.nan
+
+
 class Numbers:
     """A column of numbers while it is read; cells that are no number are counted."""
 
@@ -65,10 +73,7 @@ class Numbers:
     def _number(self, word: str, line: int) -> float:
         if word in GAPS:
             return math.nan
-        try:
-            value = float(word) if "_" not in word else math.nan  # Python reads 1_000 as a number
-        except ValueError:
-            value = math.nan
+        value = number_of(word) if "_" not in word else math.nan  # Python reads 1_000 as a number
         if abs(value) < LARGEST:
             self.known += 1
             return value

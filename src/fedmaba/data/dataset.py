@@ -35,6 +35,8 @@ class Dataset:
     client_names: tuple[str, ...] = ()  # (N,)
     group: IntArray | None = None  # It has (n,) groups 0..G-1 of people that the examples are of.
     group_names: tuple[str, ...] = ()  # (G,)
+    # It has (n,) numbers of whom rows are of; those of one stay in one part of a split.
+    unit: IntArray | None = None
     # It marks (n,) training rows that are kept for validation.
     validation: NDArray[np.bool_] | None = None
     # This waits for a split, and x is not finished until then.

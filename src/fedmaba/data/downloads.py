@@ -10,16 +10,16 @@ import http.client
 import os
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from fedmaba.data import natural
+from fedmaba.data import natural, r_tables, real
 from fedmaba.data.published import Published, spec_of
-from fedmaba.data.published_files import FoundFiles, find_files, read_checked
-from fedmaba.errors import InputError, error_line
+from fedmaba.data.published_files import Buffer, FoundFiles, find_files, read_checked
+from fedmaba.errors import InputError, error_line, usable
 
 ProgressReport = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
 
@@ -85,22 +85,23 @@ def _download(url: str, target: Path, most: int, progress: ProgressReport | None
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
     """A temporary folder inside `folder`, from which finished files are moved into place."""
-    try:
+    with usable(f"{folder}: cannot write there", "name another one"):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fedmaba-") as part:
             yield Path(part)
-    except OSError as err:
-        raise InputError(
-            f"{folder}: cannot write there: {err.strerror}: name another one"
-        ) from None
 
 
-def _write(spec: Published, found: FoundFiles, folder: Path, *, spare: bool = False) -> list[Path]:
-    """Write the plain files into a folder, all or none; `spare` what is there and differs."""
+def _write(files: Iterable[tuple[str, Buffer]], folder: Path, *, spare: bool = False) -> list[Path]:
+    """Write files into a folder, all or none; `spare` what is there and differs."""
     with _scratch(folder) as part:
-        for file, raw in read_checked(spec, found):
-            (part / file.name).write_bytes(raw)
+        for name, content in files:
+            (part / name).write_bytes(content)
         return _move(part, folder, spare=spare)
+
+
+def _plain_files(spec: Published, found: FoundFiles) -> Iterator[tuple[str, Buffer]]:
+    """The name and content of each plain file of a set, checked."""
+    return ((file.name, raw) for file, raw in read_checked(spec, found))
 
 
 def _move(part: Path, folder: Path, *, spare: bool) -> list[Path]:
@@ -125,10 +126,9 @@ def _damage(spec: Published, found: FoundFiles) -> str:
 
 def fetch(name: str, data_dir: Path | None = None, progress: ProgressReport | None = None) -> Path:
     """Put the publisher's plain files into a folder in `data_dir` or the cache; returns it."""
-    if natural.is_natural(name):
-        raise InputError(f"{name} comes with the package: there is nothing to fetch")
-    spec = spec_of(name)
-    if not spec.urls:
+    if real.is_real(name):
+        raise InputError(f"{name} comes with the package {r_tables.PACKAGE}: {r_tables.INSTALL}")
+    if natural.is_natural(name) or not (spec := spec_of(name)).urls:
         raise InputError(f"{name} comes with the package: there is nothing to fetch")
     target = (data_dir or _cache()) / spec.folder
     for place in (data_dir, target) if data_dir else (target,):
@@ -146,7 +146,9 @@ def fetch(name: str, data_dir: Path | None = None, progress: ProgressReport | No
         if wrong := _damage(spec, found):
             what = wrong.removeprefix(f"{part}/").rpartition(": ")[0]
             raise InputError(f"{spec.urls[0]}: not what was published ({what}): try again later")
-        _write(spec, found, target)  # Plain files are found before any damaged archive.
+        _write(
+            _plain_files(spec, found), target
+        )  # Plain files are found before any damaged archive.
     return target
 
 
@@ -155,6 +157,8 @@ def check(name: str, data_dir: Path | None = None) -> list[tuple[str, str]]:
     if natural.is_natural(name):
         natural.check(name)
         return natural.check_files(name.partition(":")[0])
+    if real.is_real(name):
+        return real.check_files(name)
     spec = spec_of(name)
     rows = []
     for path, files in locate_files(spec, data_dir, None).items():
@@ -167,14 +171,9 @@ def export(name: str, directory: Path, data_dir: Path | None = None) -> list[Pat
     """Write the publisher's plain files (idx or *.bin) of a set, or its table, into a folder."""
     if natural.is_natural(name):
         natural.check(name)
-        return _put({file: text.encode() for file, text in natural.as_csv(name).items()}, directory)
+        texts = natural.as_csv(name).items()
+        return _write(((file, text.encode()) for file, text in texts), directory, spare=True)
+    if real.is_real(name):
+        raise InputError(f"{name} stays where it is: its package has terms of its own")
     spec = spec_of(name)
-    return _write(spec, locate_files(spec, data_dir), directory, spare=True)
-
-
-def _put(texts: dict[str, bytes], folder: Path) -> list[Path]:
-    """Write files into a folder, all or none; what is there and differs is spared."""
-    with _scratch(folder) as part:
-        for file, text in texts.items():
-            (part / file).write_bytes(text)
-        return _move(part, folder, spare=True)
+    return _write(_plain_files(spec, locate_files(spec, data_dir)), directory, spare=True)

@@ -15,7 +15,7 @@ def features(table: RawTable) -> tuple[FloatArray, Preparation]:
     """The matrix of a table before it is prepared: words as columns of 0 and 1, gaps as nan."""
     reading = table.reading
     missing, standardise = reading.missing or "median", reading.standardise is not False
-    used = {reading.label, reading.client, reading.split, reading.group}
+    used = {reading.label, reading.client, reading.split, reading.group, reading.together}
     made: list[FloatArray] = []
     names: list[Feature] = []
     gaps: dict[str, NDArray[np.bool_]] = {}

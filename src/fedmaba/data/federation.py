@@ -244,6 +244,7 @@ class Federation:
         categorical: Sequence[str] = (),
         drop: Sequence[str] = (),
         feature: Sequence[str] = (),
+        together: str | None = None,
         seed: int = 0,
         validation: float = 0.0,
         task: str | None = None,
@@ -252,13 +253,23 @@ class Federation:
 
         `label`, `client`, `group` and `split` name columns, each looked for under that name
         otherwise; `split` says train, validation or test. All other columns are features, but those
-        of `drop`; those of `feature` are, even if they look like something else. Words become a
+        of `drop`; those of `feature` are, even if they look like something else. Rows that share a
+        value of `together`, as a patient's visits, train together or test together. Words become a
         column of 0 and 1 each, also in the columns of `categorical`; gaps are filled (`missing`:
         median, client-median or refuse) and numbers are standardised, both by the training examples
         alone.
         """
         reading = tables.reading(
-            label, client, group, split, drop, categorical, missing, standardise, feature
+            label,
+            client,
+            group,
+            split,
+            drop,
+            categorical,
+            missing,
+            standardise,
+            feature,
+            together,
         )
         table = frames.read_frame(frame, reading)
         if table.reading.client is None:
@@ -282,7 +293,8 @@ class Federation:
         task: str | None = None,
         **columns: Any,
     ) -> Federation:
-        """Examples that come client by client: a dict by name, a list, or a FederatedDataset.
+        """Examples that come client by client: a dict by name, a list, or a FederatedDataset
+        or Partitioner of flwr_datasets.
 
         A client is a pair (x, y), a dict with x, y and perhaps group (of people), x_test, y_test,
         group_test, x_validation, y_validation and group_validation, a torch Dataset of pairs, or a
@@ -343,6 +355,7 @@ def divide(data: Dataset, seeds: Sequence[int], how: Division) -> dict[int, Fede
             validation=how.validation,
             names=used.client_names,
             kept=used.validation,
+            unit=used.unit,
         )
         out[seed] = Federation(used, split, origin=Origin(data, how))
     return prepared(out)
@@ -381,7 +394,7 @@ def _without_small_clients(data: Dataset, least: int, *, official: bool) -> Data
     ]
     keep = (owner < 0) | ~gone[owner]
     number = np.append(np.cumsum(~gone) - 1, -1)
-    part = [None if v is None else v[keep] for v in (data.group, data.validation)]
+    part = [None if v is None else v[keep] for v in (data.group, data.unit, data.validation)]
     return replace(
         data,
         x=trees.mapped(lambda v: v[keep], data.x),
@@ -390,7 +403,8 @@ def _without_small_clients(data: Dataset, least: int, *, official: bool) -> Data
         client=number[owner[keep]],
         client_names=tuple(np.array(data.client_names, object)[~gone]),
         group=part[0],
-        validation=part[1],
+        unit=part[1],
+        validation=part[2],
         steps=(*data.steps, *steps),
     )
 
@@ -429,6 +443,7 @@ def prepared(federations: dict[int, Federation]) -> dict[int, Federation]:
         y=np.concatenate([data.y] * times),
         client=part[0],
         group=part[1],
+        unit=None,
         validation=None,
         preparation=None,
         steps=(*data.steps, *how.in_words()),

@@ -65,6 +65,11 @@ def _each(clients: Any) -> Iterator[tuple[str, Any]]:
         part = "train" if "train" in clients.partitioners else next(iter(clients.partitioners))
         for number in range(clients.partitioners[part].num_partitions):
             yield str(number), clients.load_partition(number, part)
+    elif hasattr(clients, "load_partition"):  # a Partitioner of data in memory
+        for number in range(clients.num_partitions):
+            found = clients.load_partition(number)
+            names = getattr(clients, "partition_id_to_natural_id", {})  # known once one is loaded
+            yield str(names.get(number, number)), found
     elif isinstance(clients, Mapping):
         yield from ((str(name), part) for name, part in clients.items())
     elif isinstance(clients, list | tuple):
@@ -73,7 +78,7 @@ def _each(clients: Any) -> Iterator[tuple[str, Any]]:
     else:
         raise InputError(
             f"clients of type {type(clients).__name__}: give a dict by name, a list, or a "
-            "FederatedDataset of flwr_datasets"
+            "FederatedDataset or Partitioner of flwr_datasets"
         )
 
 

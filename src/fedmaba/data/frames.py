@@ -11,7 +11,7 @@ import numpy as np
 from fedmaba.data.cells import GAPS, LARGEST, ColumnValues, FloatArray, Numbers, words_of
 from fedmaba.data.names import plain
 from fedmaba.data.tables import RawTable, Reading, assign, columns_of_words, dropping
-from fedmaba.errors import InputError, shortened
+from fedmaba.errors import InputError, installed, shortened
 
 ARROW_NUMBERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 ARROW_NUMBERS |= {"float", "double"}
@@ -50,10 +50,13 @@ def columns_of(frame: Any) -> dict[str, Any]:
     elif hasattr(frame, "to_pydict") and hasattr(frame, "column_names"):  # pyarrow
         read = map(_arrow_values, frame.columns)
         columns = [*zip(frame.column_names, read, strict=True)]
-    elif hasattr(frame, "column_names") and hasattr(frame, "features"):  # Hugging Face
-        columns = [*frame[:].items()]
-    elif hasattr(frame, "columns") and hasattr(frame, "to_dict"):  # polars
-        columns = [*frame.to_dict(as_series=False).items()]
+    elif hasattr(frame, "with_format") and hasattr(frame, "__len__"):  # Hugging Face
+        table = frame.with_format("arrow")[:]  # The format numpy makes float32 of numbers.
+        nested = any(str(kind).startswith(("struct", "list", "ext")) for kind in table.schema.types)
+        return columns_of({**frame[:]} if nested else table)  # pictures and arrays
+    elif hasattr(frame, "columns") and hasattr(frame, "to_arrow"):  # polars
+        with installed("a polars frame is read over Arrow: pip install pyarrow"):
+            return columns_of(frame.to_arrow())
     else:
         kinds = "a data frame (pandas, polars), a table (pyarrow, datasets) or a dict of columns"
         raise InputError(f"a table of type {type(frame).__name__}: give {kinds}")

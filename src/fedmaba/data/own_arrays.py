@@ -43,11 +43,12 @@ def _inputs(word: str, values: Any, targets: Any) -> Inputs:
 
     A tuple with an entry for each target is one array, written as a tuple of its rows.
     """
+    many = len(targets) if hasattr(targets, "__len__") else None
     if isinstance(values, dict) and values:
         for name in values:
             if not (isinstance(name, str) and name.isidentifier()):
                 raise InputError(f"{word} has the key {name!r}: name an argument of the model")
-    elif not isinstance(values, tuple) or not values or len(values) == _length(targets):
+    elif not isinstance(values, tuple) or len(values) in (0, many):
         return _features(word, values)
     keys = trees.leaf_names(values, word)
     out: Inputs = trees.mapped(partial(_features, several=True), trees.named(values, word), values)
@@ -58,11 +59,6 @@ def _inputs(word: str, values: Any, targets: Any) -> Inputs:
                 f"{key} has {len(values)} rows, {keys[0]} {n}: give each one row per example"
             )
     return out
-
-
-def _length(values: Any) -> int:
-    """How many entries there are; -1 for what has no length."""
-    return len(values) if hasattr(values, "__len__") else -1
 
 
 def _features(word: str, values: ArrayLike, several: bool = False) -> NDArray[Any]:
@@ -222,7 +218,7 @@ def from_arrays(
         () if named is None else named.words,
         None if judged is None else judged.code,
         () if judged is None else judged.words,
-        validation,
+        validation=validation,
         steps=tuple(steps),
         task=told.task,
         task_given=task is not None,

@@ -6,6 +6,7 @@ No torch here. What the cells of a table become is the business of `tables`.
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from numpy.typing import NDArray
 
 from fedmaba.data import csv_tables, features, frames, names, questions, tables, targets
 from fedmaba.data.arrays import lost_by_float32
-from fedmaba.data.cells import Words
+from fedmaba.data.cells import Words, number_of
 from fedmaba.data.dataset import Dataset, IntArray
 from fedmaba.data.paths import open_file
 from fedmaba.data.tables import RawTable, Reading
 from fedmaba.data.targets import TaskName
-from fedmaba.errors import InputError, error_line
+from fedmaba.errors import InputError, error_line, installed
 
 PARTS = ("train", "validation", "test")
 
@@ -42,12 +43,8 @@ def load_table(path: Path, task: TaskName | None, reading: Reading) -> Dataset:
 
 def _parquet(path: Path) -> Any:
     """The table of a Parquet file."""
-    try:
+    with installed("a .parquet file needs pyarrow: pip install pyarrow, or save a .csv file"):
         from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise InputError(
-            "a .parquet file needs pyarrow: pip install pyarrow, or save a .csv file"
-        ) from None
     with open_file(path, mode="rb") as handle:
         try:
             return parquet.read_table(handle)
@@ -67,6 +64,7 @@ def from_table(table: RawTable, name: str = "table", task: str | None = None) ->
     named |= {"label": reading.label} if classes else {}
     client = None if reading.client is None else _full(table, reading.client)
     group = None if reading.group is None else _full(table, reading.group)
+    unit = None if reading.together is None else _full(table, reading.together).code
     part = _part_column(table, len(y))
     if kind == "regress":
         values = np.array(label.words, np.float64)
@@ -93,6 +91,7 @@ def from_table(table: RawTable, name: str = "table", task: str | None = None) ->
         () if client is None else client.words,
         None if group is None else group.code[order],
         () if group is None else group.words,
+        None if unit is None else unit[order],
         held if held.any() else None,
         how,
         (*tables.uses(reading), *table.steps, *joined),
@@ -148,7 +147,9 @@ def _label_column(
     except ValueError:
         values = None
     if values is None and task == "regress":
-        row = next(i for i, code in enumerate(label.code) if not _is_number(label.words[code]))
+        row = next(
+            i for i, code in enumerate(label.code) if math.isnan(number_of(label.words[code]))
+        )
         word = label.words[label.code[row]]
         raise InputError(
             f"{table.at(row)}, column {name}: {word!r} is no number, but the task is regress: "
@@ -161,11 +162,3 @@ def _label_column(
         targets.require_classes(f"column {name}", label.words, len(label.code), task)
         return label.code, "classify", label.words
     return targets.read_numbers(f"column {name}", numbers, len(numbers), "regress"), "regress", ()
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmaba.data.cells import number_of
 from fedmaba.errors import InputError, unknown
 from fedmaba.rng import generator
 
@@ -55,24 +55,6 @@ class Split:
             ends = np.cumsum([len(a) for a in lists], dtype=np.int64)
             out[f"{part}_offsets"] = np.concatenate([np.zeros(1, np.int64), ends])
         return out
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Split:
-        """The inverse of `to_arrays`, for arrays that may come from a damaged file."""
-        parts = {}
-        for part in PARTS:
-            try:
-                flat, offsets = (np.asarray(arrays[key]) for key in (part, f"{part}_offsets"))
-            except KeyError as err:
-                raise InputError(f"split: no array {err}: it was not written whole") from None
-            sound = all(a.ndim == 1 and a.dtype.kind in "iu" for a in (flat, offsets))
-            sound = sound and len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(flat)
-            if not (sound and (np.diff(offsets) >= 0).all() and (flat >= 0).all()):
-                raise InputError(f"split: {part} and its offsets disagree: the arrays are damaged")
-            parts[part] = _cut(flat.astype(np.int64), offsets.astype(np.int64))
-        if len({len(lists) for lists in parts.values()}) != 1:
-            raise InputError("split: the parts have different numbers of clients: it is damaged")
-        return cls(**parts)
 
     def shifted(self, by: int) -> Split:
         """The same split of a copy of the data that begins `by` examples later."""
@@ -120,10 +102,7 @@ def describe_partitions() -> list[tuple[str, str]]:
 def parse_share(value: str | float) -> float:
     """A share such as 0.1, "0.1" or "10%" as a number between 0 and 1."""
     text = str(value).strip()
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = math.nan
+    share = number_of(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not 0 <= share <= 1:
         raise InputError(f"share {value!r}: write it as 0.1 or 10%, between 0 and 1")
     return share
@@ -137,10 +116,7 @@ def parse_partition(spec: str) -> tuple[str, float]:
     scheme = _SCHEMES[name]
     if not colon:
         return name, scheme.default
-    try:
-        value = int(text) if name == "shards" else float(text)
-    except ValueError:
-        value = math.nan
+    value = number_of(text, int if name == "shards" else float)
     if not scheme.most:
         raise InputError(f"partition {spec!r}: {name} has no parameter: write {name}")
     if not scheme.least <= value <= scheme.most:
@@ -293,12 +269,21 @@ def _follow(y: IntArray, owner: IntArray, block: IntArray, y_test: IntArray, n: 
 
 
 def _random_share(
-    owner: IntArray, n: int, share: float, rng: np.random.Generator, spare: bool
+    owner: IntArray,
+    n: int,
+    share: float,
+    rng: np.random.Generator,
+    spare: bool,
+    unit: IntArray | None = None,
 ) -> NDArray[np.bool_]:
     """A random share of each client's examples, rounded, at least one of them.
 
-    `spare` leaves each client at least one, so one that has a single example keeps it.
+    `spare` leaves each client at least one, so one that has a single example keeps it. With `unit`
+    the share is of units, each with all its examples; the owner of its first one counts for it.
     """
+    if unit is not None:
+        _, first, place = np.unique(unit, return_index=True, return_inverse=True)
+        return _random_share(owner[first], n, share, rng, spare)[place]
     size = np.bincount(owner, minlength=n)
     order = np.lexsort((rng.random(len(owner)), owner))  # by client, at random within
     rank = np.empty(len(owner), np.int64)
@@ -308,6 +293,10 @@ def _random_share(
         many = np.minimum(many, size - 1)
     chosen: NDArray[np.bool_] = rank < many[owner]
     return chosen
+
+
+def _of(unit: IntArray | None, rows: IntArray) -> IntArray | None:
+    return None if unit is None else unit[rows]
 
 
 def split(
@@ -321,6 +310,7 @@ def split(
     validation: float = 0.0,
     names: Sequence[str] = (),  # of the data's own clients
     kept: NDArray[np.bool_] | None = None,  # The data keep these training rows for validation.
+    unit: IntArray | None = None,  # The rows of one unit stay in one part.
 ) -> Split:
     """Divide a data set (its y, n_train and client) over clients by a specification."""
     name, value = parse_partition(spec)
@@ -372,11 +362,11 @@ def split(
     rows_kept, owner_kept = rows[own], owner[own]
     rows, owner = rows[~own], owner[~own]
     if not official:
-        local = _random_share(owner, n, 0.2, rng, spare)
+        local = _random_share(owner, n, 0.2, rng, spare, _of(unit, rows))
         rows_test, owner_test = rows[local], owner[local]
         rows, owner = rows[~local], owner[~local]
     if validation:
-        held = _random_share(owner, n, validation, rng, spare)
+        held = _random_share(owner, n, validation, rng, spare, _of(unit, rows))
         rows_kept, owner_kept = rows[held], owner[held]
         rows, owner = rows[~held], owner[~held]
     result = Split(

@@ -6,21 +6,17 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import IO, Any
 
-from fedmaba.errors import InputError
+from fedmaba.errors import usable
 
 
 def is_file(path: Traversable) -> bool:
     """Whether there is a file; a path that cannot even be looked at is an error."""
-    try:
+    with usable(str(path)[:200], "correct the path or rights"):
         return path.is_file()
-    except OSError as err:
-        raise InputError(f"{str(path)[:200]}: {err.strerror}: correct the path or rights") from None
 
 
 def open_file(path: Path, **how: Any) -> IO[Any]:
     """Open a user's file; the error of an unreadable file differs from that of a damaged one."""
-    try:
+    with usable(path, "make it readable, or name another"):
         handle: IO[Any] = path.open(**how)
-    except OSError as err:
-        raise InputError(f"{path}: {err.strerror}: make it readable, or name another") from None
     return handle

@@ -172,11 +172,8 @@ PUBLISHED["cifar100-coarse"] = replace(
 )
 
 
-NORMALISE = {
-    "scale": "pixels / 255",
-    "standard": "pixels / 255, minus the set's own mean, divided by its standard deviation",
-    "cifar10": "the same with CIFAR-10's mean and deviation, also for CIFAR-100",
-}
+# The last is standard by the numbers of CIFAR-10, also for CIFAR-100.
+NORMALISE = ("scale", "standard", "cifar10")
 
 
 class Normalisation(NamedTuple):

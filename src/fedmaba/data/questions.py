@@ -30,6 +30,8 @@ FEW = 10  # In fewer rows such patterns come by chance.
 def require_features(table: RawTable) -> tuple[str, ...]:
     """Refuse columns that can be no features, unless the user says so; what else is doubtful."""
     doubts = []
+    named = None if table.reading.client is None else table.columns[table.reading.client]
+    owner = named.code if isinstance(named, Words) else None
     for name, column in _unsaid(table):
         if _counts_rows(name, column):
             raise InputError(
@@ -43,7 +45,7 @@ def require_features(table: RawTable) -> tuple[str, ...]:
                     f"column {name} has the words {', '.join(column.words)}: if it says which "
                     f"rows train, say --split {name}; else {dropping(name)} or --feature {name}"
                 )
-        elif rises := _rises(column, _clients(table)):
+        elif rises := _rises(column, owner):
             doubts.append(
                 f"column {name} {rises}, so it may only count them: leave it out with "
                 f"{dropping(name)}, or say --feature {name}"
@@ -61,13 +63,8 @@ def owner_like(table: RawTable) -> str:
 def _unsaid(table: RawTable) -> list[tuple[str, ColumnValues]]:
     """The columns of which nobody said what they are for."""
     said = table.reading
-    roles = (said.label, said.client, said.group, said.split, *said.feature)
+    roles = (said.label, said.client, said.group, said.split, said.together, *said.feature)
     return [(name, column) for name, column in table.columns.items() if name not in roles]
-
-
-def _clients(table: RawTable) -> IntArray | None:
-    column = None if table.reading.client is None else table.columns[table.reading.client]
-    return column.code if isinstance(column, Words) else None
 
 
 def _tokens(name: str) -> list[str]:

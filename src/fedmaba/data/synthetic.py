@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from fedmaba.data.cells import number_of
 from fedmaba.data.dataset import Dataset
 from fedmaba.errors import InputError, unknown
 from fedmaba.rng import generator
@@ -21,10 +22,7 @@ def check_options(name: str) -> dict[str, float]:
         key, _, text = (word.strip() for word in part.partition("="))
         if key not in option:
             raise unknown("option of synthetic", key, option)
-        try:
-            option[key] = int(text) if key in _LEAST else float(text)
-        except ValueError:
-            option[key] = math.nan
+        option[key] = number_of(text, int if key in _LEAST else float)
         least, most = _LEAST.get(key, 0), 10**9 if key in _LEAST else 100
         if not least <= option[key] <= most:
             kind = "an integer" if key in _LEAST else "a number"

@@ -29,9 +29,16 @@ class Reading(NamedTuple):
     # It says whether numbers are standardised, which they are by default.
     standardise: bool | None = None
     feature: tuple[str, ...] = ()  # These columns are features, whatever they look like.
+    together: str | None = None  # Rows that share a value of this column stay in one part.
 
 
-USUAL = {"label": ("label", "y"), "client": ("client",), "group": ("group",), "split": ("split",)}
+USUAL: dict[str, tuple[str, ...]] = {
+    "label": ("label", "y"),
+    "client": ("client",),
+    "group": ("group",),
+    "split": ("split",),
+    "together": (),
+}
 
 
 def reading(
@@ -44,6 +51,7 @@ def reading(
     missing: str | None = None,
     standardise: bool | str | None = None,
     feature: Sequence[str] = (),
+    together: str | None = None,
 ) -> Reading:
     """What a user says about a table, checked; one name or several are a list of names."""
     lists = {}
@@ -58,11 +66,11 @@ def reading(
             raise InputError(f"standardise={standardise!r}: say yes or no")
         standardise = standardise == "yes"
     how = cast("Missing | None", missing)
-    label, client, group, split = (
-        None if name is None else plain(name) for name in (label, client, group, split)
+    label, client, group, split, together = (
+        None if name is None else plain(name) for name in (label, client, group, split, together)
     )
     left, words, kept = (tuple(map(plain, names)) for names in lists.values())
-    return Reading(label, client, group, split, left, words, how, standardise, kept)
+    return Reading(label, client, group, split, left, words, how, standardise, kept, together)
 
 
 class RawTable(NamedTuple):
@@ -81,7 +89,8 @@ class RawTable(NamedTuple):
 
 def columns_of_words(reading: Reading) -> set[str]:
     """The columns whose cells are words, whatever they look like."""
-    named = (reading.label, reading.client, reading.group, reading.split, *reading.categorical)
+    roles = (reading.label, reading.client, reading.group, reading.split, reading.together)
+    named = (*roles, *reading.categorical)
     return {name for name in named if name is not None}
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.strategies.base import IntArray, Needs, still_kept
+from fedmaba.strategies.base import Combine, IntArray, Needs, still_kept, votes_and_mix
+from fedmaba.strategies.combine import combined
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,15 @@ class Changes:
             return np.asarray(coef @ self.rows[: len(coef)])
         parts = zip(coef, self.by_layer(), strict=True)
         return np.concatenate([row @ part[: len(row)] for row, part in parts])
+
+    def combined(self, rule: Combine, coef: NDArray[Any], m: int) -> NDArray[Any]:  # (P,)
+        """What a rule makes of the first m rows, and the weighted others."""
+        now, kind = self.rows[:m], self.rows.dtype
+        votes, mix = votes_and_mix(coef[..., :m])
+        mixed = now if mix is None else mix.astype(kind) @ now
+        step = combined(rule, mixed, votes.astype(kind))
+        rest = coef[..., m:].astype(kind)
+        return np.asarray(step + rest @ self.rows[m:] if rest.size else step)
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,7 @@ class PastChanges:
         for name, form in zip(PAST, forms, strict=True):
             if (arrays[name].shape, arrays[name].dtype) != form:
                 return f"array {name}"
-        if many and not 0 <= arrays["kept_client"].min() <= arrays["kept_client"].max() < n_sites:
+        if many and not -1 <= arrays["kept_client"].min() <= arrays["kept_client"].max() < n_sites:
             return "array kept_client"
         return ""
 

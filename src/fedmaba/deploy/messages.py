@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,12 +62,17 @@ def weights_of(message: Message) -> Arrays:
     return {name: array.numpy() for name, array in message.content["arrays"].items()}
 
 
+def in_words(reason: str) -> str:
+    """Why a site failed, without the class of our own exceptions, as Flower puts it in front."""
+    return re.sub(r"^<class 'fedmaba\.[\w.]+'>:<['\"](.*)['\"]>$", r"\1", reason, flags=re.S)
+
+
 def raw_reply(node: int, message: Message | str, most: int) -> RawReply:
     """A reply as it is validated, unless it has more than `most` arrays or too many entries."""
     if isinstance(message, str):
         return RawReply(node, "", error=message)
     if message.has_error():
-        return RawReply(node, "", error=f"{message.error.reason}")
+        return RawReply(node, "", error=in_words(f"{message.error.reason}"))
     found = message.content
     kinds = (ArrayRecord, MetricRecord, ConfigRecord)
     if len(found) > len(kinds) or len({type(record) for record in found.values()}) < len(found):

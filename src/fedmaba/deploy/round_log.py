@@ -10,11 +10,11 @@ from fedmaba.deploy.server import FederationServer
 from fedmaba.results.state_folder import NEARLY_ALL
 
 
-def no_reply_counted(server: FederationServer) -> str:
-    """Why a run failed in which no reply counted, and what to do."""
+def no_reply_counted(server: FederationServer, spent: str = "") -> str:
+    """Why a run failed in which no reply counted, and what to do; `spent` says that privacy is."""
     few = server.refused[:3]
     more = f" and {len(server.refused) - 3} more" if len(server.refused) > 3 else ""
-    why = ("; ".join(few) + more) or "nobody answered"
+    why = spent or ("; ".join(few) + more) or "nobody answered"
     return (
         f"no reply counted in {server.round} rounds, so no model was made; in the last: {why}: "
         "correct that, then run again with another state folder"

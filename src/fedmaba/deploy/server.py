@@ -48,7 +48,6 @@ from fedmaba.strategies.base import (
     client_weights,
     layers_of,
 )
-from fedmaba.strategies.combine import combined
 
 Task = dict[str, int | float | str | bool | bytes]
 NOT_FINITE = "the new model would not be finite: this round adds nothing"
@@ -172,6 +171,7 @@ class FederationServer(ServerState):
             "loss-at": needs.loss,
             "local": self._work_of(site),
         }
+        task |= {} if self.private is None else {"terms": self._terms(self.private, site)}
         task |= self.kept_task(site)
         task |= {"tell": " ".join(needs.of_clients)} if needs.of_clients else {}
         moved = any(not np.array_equal(self.model[n], a) for n, a in self.first.items())
@@ -182,6 +182,13 @@ class FederationServer(ServerState):
             keys = rng.key(self.settings.seed, "local", self.round, client)
             task["stream"] = int(keys.view(np.int64)[0])
         return task
+
+    def _terms(self, found: private.PrivateRounds, site: str | None) -> str:
+        """The promise of privacy, for a site that counts it, too: noise, and its count so far."""
+        # before this round, which is counted already where sites add the noise
+        taken = found.taken.get(site or "", 0) - found.at_sites
+        told = {"federation": self.federation, "noise": list(found.mechanism.releases)}
+        return json.dumps(told | {"delta": found.mechanism.asked.delta, "taken": taken})
 
     def kept_task(self, site: str | None) -> Task:
         """What a site must know to find what it kept; nothing where sites keep nothing."""
@@ -307,18 +314,25 @@ class FederationServer(ServerState):
                 if (rule := strategy.combine()) is None:
                     delta = changes.weighed(decision.coef.astype(self.dtype))
                 else:
-                    delta = combined(rule, change, weights.astype(self.dtype))
+                    delta = changes.combined(rule, decision.coef, len(replies))
+        kept, kept_change = self._places(replies), change
+        if needs.last_step:
+            kept, kept_change = np.array([-1]), delta[None]
         with np.errstate(over="ignore", invalid="ignore"):
             delta, moments = self._noised(delta, noise), self.moments
             if self.optimiser is not None:
                 delta, moments = self.optimiser.step(moments, delta)
             moved, means = base + delta, self._new_means(change, replies)
-            for name, factor in self.local.server_adds.items():
-                moved += self.dtype.type(factor) * means[name]
+            for name in self.local.server_adds:
+                mean, old = means[name], self.means[name]
+                if self.local.unbiased:
+                    mean = old + (mean - old) * self.dtype.type(len(self.sites) / len(replies))
+                moved += self.dtype.type(self.local.server_factor(name, self.lr)) * mean
             new = self._named(moved)
         if not all(np.isfinite(part).all() for part in new.values()):
             return {}, {}, NOT_FINITE
-        self.past = self.past.after(self._places(replies), change, self.round, needs.keep_rounds)
+        rounds = needs.keep_rounds or int(needs.last_step)
+        self.past = self.past.after(kept, kept_change, self.round, rounds)
         self.means, self.state, self.moments = means, decision.state, moments
         weighed = self.settings.batchnorm == "average"
         statistics = mean_statistics(self.model, replies, weights if weighed else None)

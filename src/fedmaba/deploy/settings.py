@@ -16,7 +16,7 @@ from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies import parse, records
-from fedmaba.strategies.base import Keep, Local, Strategy
+from fedmaba.strategies.base import Strategy
 from fedmaba.strategies.contract import check_strategy
 
 OTHER = "choose another state folder"
@@ -116,8 +116,7 @@ class FederationSettings:
     @property
     def sent_means(self) -> tuple[str, ...]:
         """The means of kept vectors that travel: sites receive them, and send their changes."""
-        local = self.strategy.local()
-        return tuple(name for name in local.means if not follows_from_change(local, name))
+        return self.strategy.local().sent_means
 
     @property
     def named_for(self) -> str:
@@ -151,12 +150,6 @@ class FederationSettings:
             "dp": None if self.dp is None else asdict(self.dp),
             "losses": None if self.losses is None else asdict(self.losses),
         }
-
-
-def follows_from_change(local: Local, name: str) -> bool:
-    """Whether the server can tell from a site's change alone how its kept vector changes."""
-    only = Keep(end=local.keep[name].end, start=-local.keep[name].end)
-    return local.keep[name] == only and not local.add_mean
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,14 @@ def key_fingerprint(public_key: bytes) -> str:
 class SiteNames:
     """The names of sites, and which node may speak for each."""
 
-    def __init__(self, listed: Mapping[str, str] | None = None, source: str = "sites") -> None:
+    def __init__(
+        self,
+        listed: Mapping[str, str] | None = None,
+        source: str = "sites",
+        examples: Mapping[str, int] | None = None,
+    ) -> None:
         self.listed, self.source = listed, source
+        self.examples = examples or {}  # site -> how many it may say that it has
         self.owners: dict[str, str] = {}  # site -> the id of the node that has the name
         self.changes: list[dict[str, str | None]] = []  # not yet in rounds.jsonl
         self._sites = {owner: site for site, owner in (listed or {}).items()}  # owner -> site
@@ -108,7 +114,10 @@ class SiteNames:
 
 
 def read_sites(source: str | Path | Mapping[str, object]) -> SiteNames:
-    """The operator's list: a mapping or a TOML file of name = "SHA256:..." or = a node's number."""
+    """The operator's list: a mapping or a TOML file of name = "SHA256:..." or = a node's number.
+
+    A value may also be { key = "SHA256:...", examples = 800 }: so many the site may say it has.
+    """
     where, found = "sites", source
     if isinstance(source, str | Path):
         where = str(source)
@@ -119,7 +128,14 @@ def read_sites(source: str | Path | Mapping[str, object]) -> SiteNames:
             raise InputError(f"{where}: {reason}: give a TOML file of name = key") from error
     assert isinstance(found, Mapping)
     listed: dict[str, str] = {}
-    for site, value in found.items():
+    examples: dict[str, int] = {}
+    for site, told in found.items():
+        value = told
+        if isinstance(told, Mapping) and told.keys() == {"key", "examples"}:
+            value, most = told["key"], told["examples"]
+            if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+                raise InputError(f"{where}: {site}: examples={printable(most)}: say a count from 1")
+            examples[str(site)] = most
         number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         key = isinstance(value, str) and KEY.fullmatch(value)
         if not SITE_NAME.fullmatch(str(site)) or not (number or key):
@@ -132,4 +148,4 @@ def read_sites(source: str | Path | Mapping[str, object]) -> SiteNames:
         listed[str(site)] = owner
     if not listed:
         raise InputError(f"{where} names no site: write a line for each, name = key")
-    return SiteNames(listed, where)
+    return SiteNames(listed, where, examples)

@@ -96,6 +96,8 @@ class ReplyValidator:
     asks: tuple[str, ...] = ()  #       other numbers that the strategy needs
     # in a private round the values of an honest site decide nothing here: the server bounds them
     any_values: bool = False
+    # site -> how many examples it may say that it has; other sites, and at most: limits.count
+    examples: Mapping[str, int] = field(default_factory=dict)
 
     def validate(self, raw_replies: Iterable[RawReply]) -> tuple[list[Reply], list[str]]:
         """The replies that count, one per node and site, and a line for each other one."""
@@ -128,7 +130,7 @@ class ReplyValidator:
             self.check_name(raw.node, site)
         elif site != known:
             raise Refused(f"it says site {site!r}, but this node is {known!r}")
-        count = self._count(raw.numbers)
+        count = self._count(raw.numbers, site)
         loss = self._loss(raw.numbers)
         accuracy, error = read_score(raw.numbers)
         others = {name: self._number(raw.numbers, name) for name in self.asks}
@@ -137,14 +139,12 @@ class ReplyValidator:
         scores = (accuracy, error, personal, anew, others)
         return Reply(raw.node, site, model, count, loss, *scores)
 
-    def _count(self, numbers: Mapping[str, object]) -> int:
-        count = numbers.get("num-examples")
+    def _count(self, numbers: Mapping[str, object], site: str) -> int:
+        count, most = numbers.get("num-examples"), self.examples.get(site, self.limits.count)
         if not isinstance(count, int) or isinstance(count, bool):
             raise Refused(f"num-examples is {printable(count)!r}: it must be a whole number")
-        if not 1 <= count <= self.limits.count:
-            raise Refused(
-                f"num-examples is {printable(count)}: it must lie in 1..{self.limits.count}"
-            )
+        if not 1 <= count <= most:
+            raise Refused(f"num-examples is {printable(count)}: it must lie in 1..{most}")
         return count
 
     def _loss(self, numbers: Mapping[str, object]) -> float | None:

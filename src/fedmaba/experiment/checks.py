@@ -21,6 +21,7 @@ from fedmaba.layer_names import patterns
 from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.strategies import deployed
+from fedmaba.turnout.plan import Turnout
 
 
 def build_checked(tree: Mapping[str, Any], source: str = "") -> config.Experiment:
@@ -82,7 +83,7 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
         "train.own_layers": patterns,
     }
     for name, read in words.items():
-        value = _at(tree, name)
+        value = config.value_at(tree, name)
         number = read is partition.parse_share and isinstance(value, int | float)
         if isinstance(value, str) or number:
             try:
@@ -90,7 +91,17 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
             except InputError as error:
                 yield re.sub("^share ", f"{name}=", str(error))
     yield from _training_problems(tree.get("train"))
-    clients, m = (_whole(_at(tree, name)) for name in ("data.clients", "train.participants"))
+    told = tree.get("turnout")
+    if isinstance(told, dict):
+        try:
+            Turnout.parse(config.Turnout(**told).model_dump())
+        except InputError as error:
+            yield str(error)
+        except ValueError:  # told of already
+            pass
+    clients, m = (
+        _whole(config.value_at(tree, name)) for name in ("data.clients", "train.participants")
+    )
     if clients is not None and m is not None and 0 < clients < m:
         yield f"participants={m}, but clients={clients}: lower it or say 'all'"
     yield from _unfit_for_data(tree)
@@ -99,7 +110,7 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
 def _unfit_for_data(tree: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the data cannot give; wrong words were told of already."""
     name, how, share, rule = (
-        _at(tree, key)
+        config.value_at(tree, key)
         for key in ("data.name", "data.normalise", "data.validation", "server.deploy")
     )
     with suppress(InputError):
@@ -109,7 +120,9 @@ def _unfit_for_data(tree: Mapping[str, Any]) -> Iterator[str]:
                 datasets.check_normalise(str(name or "sample"), how)
             except InputError as error:
                 yield str(error)
-        said: dict[str, Any] = {key: _at(tree, f"data.{key}") or None for key in Reading._fields}
+        said: dict[str, Any] = {
+            key: config.value_at(tree, f"data.{key}") or None for key in Reading._fields
+        }
         try:
             datasets.check_reading(str(name or "sample"), Reading(**said))
         except InputError as error:
@@ -139,14 +152,6 @@ def _model(name: str) -> None:
         from fedmaba.rows import models
 
         models.find_factory(name)
-
-
-def _at(tree: Mapping[str, Any], name: str) -> object:
-    """The value that was given for a key, or None."""
-    value: object = tree
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def _whole(value: object) -> int | None:

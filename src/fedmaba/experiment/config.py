@@ -66,17 +66,11 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_bool(cls, value: object) -> object:
+    def _plain(cls, value: object) -> object:
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, bool):  # Python would take it for 0 or 1
                 raise ValueError("no key is true or false: give a number or text")
-        return value
-
-    @field_validator("*")
-    @classmethod
-    def _plain(cls, value: object) -> object:
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and FORBIDDEN.search(text):
+            if isinstance(one, str) and FORBIDDEN.search(one):
                 raise ValueError("it has control characters or broken text: leave them out")
         return value
 
@@ -154,6 +148,11 @@ class Data(Section):
         None,
         "--feature",
         "of your own table: columns that are features, whatever they look like, as a,b",
+    )
+    together: str | None = newer_option(
+        None,
+        "--together",
+        "of your own table: rows that share a value of this column train together or test together",
     )
     missing: Literal["median", "client-median", "refuse"] | None = newer_option(
         None,
@@ -356,6 +355,37 @@ class Save(Section):
     _named = field_validator("out")(named)
 
 
+class Turnout(Section):
+    available: str | None = newer_option(
+        None,
+        "--available",
+        "who is there in a round: p=0.2..0.9, cyclic:24, each with ,by=size, label or group; or a "
+        ".csv of client, from, to [always]",
+    )
+    select: str | None = newer_option(
+        None,
+        "--select",
+        "whom the server asks: uniform, size, power-of-choice:d=20, ucb, fair or "
+        "package.module.Class [uniform]",
+    )
+    dropout: str | None = newer_option(
+        None, "--dropout", "share of those asked whose answer never comes, as 10% [0%]"
+    )
+    speed: str | None = newer_option(
+        None,
+        "--speed",
+        "training examples a second: 100, lognormal:0.5, lognormal:0.5,median=100 or a .csv",
+    )
+    bandwidth: str | None = newer_option(
+        None, "--bandwidth", "megabytes a second of each client, each way, in the same words"
+    )
+    deadline: str | None = newer_option(
+        None, "--deadline", "how long the server waits for answers: 60s, 2m or 1h [for all]"
+    )
+
+    _text = field_validator("dropout", "speed", "bandwidth", "deadline", mode="before")(text)
+
+
 def usual_model(data: str) -> str:
     """The model that is used where none is named: one that fits the data set of this name."""
     return "lstm" if data.partition(":")[0] == "shakespeare" else "mlp"
@@ -384,6 +414,7 @@ class Experiment(Section):
         None, "--dp", "privacy of clients: epsilon=8,delta=1e-5,clip=1.0,loss=3,loss_share=0.1"
     )
     server: Server = Server()
+    turnout: Turnout = Turnout()
     eval: Eval = Eval()
     machine: Machine = Machine()
     save: Save = Save()
@@ -399,7 +430,8 @@ class Experiment(Section):
     @classmethod
     def _older(cls, tree: Any) -> Any:
         """Accept files of earlier versions, which named a share even without an attack."""
-        newer = {key.path[0] for key in options() if key.newer and len(key.path) == 1}
+        newer = {key.path[0] for key in options() if key.newer}
+        newer -= {key.path[0] for key in options() if not key.newer}
         whole = cls.model_fields.keys() - newer <= tree.keys()
         if tree.get("attack") == {"share": "10%"} and whole:
             return {key: value for key, value in tree.items() if key != "attack"}
@@ -505,14 +537,11 @@ def build(tree: Mapping[str, Any], source: str = "") -> Experiment:
         raise InputError(f"{source}: {found}" if source else found) from None
 
 
-def parse_machine(device: str, dtype: str) -> Machine:
-    """Read where and how precisely to compute."""
-    return build({"strategies": ["fedavg"], "machine": {"device": device, "dtype": dtype}}).machine
-
-
-def parse_seeds(text: str) -> int | list[int]:
-    """Read a count of seeds, or the seeds themselves."""
-    return build({"strategies": ["fedavg"], "seeds": text}).seeds
+def value_at(tree: object, name: str, usual: object = None) -> Any:
+    """The value of `section.key` in a tree, or what is usual where it is not given."""
+    for part in name.split("."):
+        tree = tree.get(part, usual) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def set_key(tree: dict[str, Any], name: str, value: object) -> None:

@@ -31,7 +31,7 @@ def dump(experiment: Experiment) -> str:
         del tree["attack"]
     lines = [f"{k} = {toml_value(v)}" for k, v in tree.items() if not isinstance(v, dict)]
     for name, section in tree.items():
-        if isinstance(section, dict):
+        if isinstance(section, dict) and section:
             lines += ["", f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in section.items())]
     return "\n".join(lines) + "\n"
 
@@ -40,8 +40,6 @@ def toml_value(value: object) -> str:
     """A value as it is written in a TOML file."""
     if isinstance(value, list):
         return "[" + ", ".join(map(toml_value, value)) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, str):
         plain = all(c.isprintable() for c in value)
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -62,6 +60,8 @@ def result_settings(experiment: Experiment) -> dict[str, Any]:
         if key.newer and section[last] == key.default:
             del section[last]
     del tree["save"]
+    if not tree["turnout"]:
+        del tree["turnout"]
     tree["data"].pop("dir")
     tree["machine"].pop("threads")
     return tree
@@ -77,8 +77,9 @@ def changed_keys(
     usual = {key.name: key.default for key in options()}
     found: dict[str, tuple[object, object]] = {}
     newer = [key for key in there if key not in here and head + key in usual]
+    newer += [key for key, value in there.items() if key not in here and isinstance(value, dict)]
     for key in (*here, *newer):
-        value = here.get(key, usual.get(head + key))
+        value = here.get(key, {} if isinstance(there.get(key), dict) else usual.get(head + key))
         if isinstance(value, dict):
             inner = there.get(key, {})
             found |= changed_keys(inner if isinstance(inner, dict) else {}, value, f"{key}.")

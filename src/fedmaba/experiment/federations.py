@@ -44,8 +44,13 @@ def load_federations(
         _refuse_keys(asked, TABLE, "a Dataset is read already: leave it out, or name the file")
     folder = None if asked.dir is None else Path(asked.dir)
     data = own or (_read_before(asked, before) if before else None)
+    said = {key: getattr(asked, key) for key in TABLE if getattr(asked, key)}
     data = data or datasets.load(
-        asked.name, folder, normalise=asked.normalise, task=asked.task, reading=reading_of(asked)
+        asked.name,
+        folder,
+        normalise=asked.normalise,
+        task=asked.task,
+        reading=tables.reading(**said),
     )
     _same_task(asked.task, data)
     spec = asked.partition or usual(data)
@@ -64,11 +69,6 @@ def _read_before(asked: config.Data, before: ReadData) -> datasets.Dataset | Non
     keys = ("name", "dir", "normalise", "task", *TABLE)
     same = all(getattr(asked, key) == getattr(before.asked, key) for key in keys)
     return before.data if same else None
-
-
-def reading_of(asked: config.Data) -> Reading:
-    """What an experiment says about the columns of a table."""
-    return tables.reading(**{key: getattr(asked, key) for key in TABLE if getattr(asked, key)})
 
 
 def _refuse_keys(asked: config.Data, keys: Sequence[str], why: str) -> None:

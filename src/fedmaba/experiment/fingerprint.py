@@ -254,12 +254,7 @@ class _Walk:
             if key == "__dataclass_fields__" or not _housekeeping(key, value)
         ]
         bases = [(base.__name__, base) for base in (type(kind), *kind.__bases__)]
-        return [*bases, *((key, one) for pair in entries for key, one in _with_key(pair))]
-
-
-def _with_key(pair: Named) -> list[Named]:
-    """An entry as two things: the key, and the value by that key."""
-    return [("", pair[0]), pair]
+        return [*bases, *(one for key, value in entries for one in (("", key), (key, value)))]
 
 
 def _plain(value: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmaba.errors import InputError
+from fedmaba.errors import InputError, usable
 from fedmaba.experiment import config, experiment_file, fingerprint, parts
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.session import (
@@ -28,7 +28,6 @@ from fedmaba.experiment.session import (
 from fedmaba.results import files, run_folder, schema
 from fedmaba.results.array_files import Arrays, pack
 from fedmaba.results.history import History
-from fedmaba.simulation import engine
 from fedmaba.simulation.optimiser import round_schedule
 
 FINISHED = b"finished"  # Rank 0 tells the others this of a folder with nothing left to do.
@@ -62,8 +61,10 @@ def _lock_and_check(
     try:
         # Checked again: before the lock, another process could change the folder.
         _check_folder(session.experiment, out)
-        if (rounds := _rounds_there(out)) not in (None, session.experiment.train.rounds):
-            return _add_rounds(session, session.folder, out, int(rounds or 0))
+        if files.exists(out / run_folder.EXPERIMENT_FILE):
+            rounds = parts.experiment_of(out).train.rounds
+            if rounds != session.experiment.train.rounds:
+                return _add_rounds(session, session.folder, out, rounds)
         if run_folder.is_finished(out):
             _take_result(session, session.folder, out)
             return None
@@ -113,12 +114,10 @@ def _of_common_seeds(begun: Mapping[str, Any], now: Mapping[str, Any]) -> dict[s
 def _check_folder(experiment: Experiment, out: Path) -> None:
     """Refuse a folder that holds something else."""
     file = out / run_folder.EXPERIMENT_FILE
-    try:
+    with usable(out, "choose another --out"):
         if run_folder.holds_something_else(out):
             raise InputError(f"{out} exists and is no run folder: choose another --out")
         begun = files.exists(file)
-    except OSError as error:
-        raise InputError(f"{out}: {error.strerror}: choose another --out") from error
     there = (
         config.build(experiment_file.read_toml(file, links=False), str(file))
         if begun
@@ -134,12 +133,6 @@ def _check_folder(experiment: Experiment, out: Path) -> None:
         raise InputError(f"{out} holds another experiment, in {names}: choose another --out")
 
 
-def _rounds_there(out: Path) -> int | None:
-    """How many rounds the experiment of a folder has; None before it is begun."""
-    begun = files.exists(out / run_folder.EXPERIMENT_FILE)
-    return parts.experiment_of(out).train.rounds if begun else None
-
-
 def _add_rounds(
     session: Session, folder: run_folder.Folder, out: Path, before: int
 ) -> tuple[Arrays, dict[str, Any]]:
@@ -150,17 +143,14 @@ def _add_rounds(
     """
     experiment = session.experiment
     _check_can_grow(experiment, out, before)
-    if not run_folder.checkpoints(out):
-        if run_folder.is_finished(out):
-            raise InputError(
-                f"{out} has no state to go on from, as an earlier version ended it: choose another "
-                "--out"
-            )
+    there, done = run_folder.checkpoints(out), run_folder.is_finished(out)
+    if done and not there:
         raise InputError(
-            f"{out} is not finished: first say {run_folder.resume_hint(out)}, then add rounds"
+            f"{out} has no state to go on from, as an earlier version ended it: choose another "
+            "--out"
         )
-    arrays, meta, damaged = run_folder.load_checkpoint(out)
-    if not run_folder.is_finished(out) and meta.get("extends") != before:
+    arrays, meta, damaged = run_folder.load_checkpoint(out) if there else ({}, {}, [])
+    if not done and meta.get("extends") != before:
         raise InputError(
             f"{out} is not finished: first say {run_folder.resume_hint(out)}, then add rounds"
         )
@@ -168,11 +158,9 @@ def _add_rounds(
     _check_same_experiment(session, meta, about, out, grows_from=before)
     session.restore(arrays, meta, out)
     _check_same_code(session, about, out)
-    if run_folder.is_finished(out) and not _same_tables(
-        session.history, run_folder.load_history(out)
-    ):
+    if done and not _same_tables(session.history, run_folder.load_history(out)):
         raise InputError(
-            f"{run_folder.checkpoints(out)[0]} is not the state that {out} ended with: restore it, "
+            f"{there[0]} is not the state that {out} ended with: restore it, "
             "or choose another --out"
         )
     folder.repair_rounds(session.history)
@@ -247,6 +235,7 @@ def _create_folder(session: Session, folder: run_folder.Folder, command: Sequenc
 def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
     batch = session.batch
     data = batch.runs[0].federation.data
+    weights = sum(shape.numel() for shape in batch.rows.layout.shapes)
     return {
         "command": list(command),
         "repeat": "the Python call that began it, with another out"
@@ -276,16 +265,12 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
             for run in batch.runs
             if (lies := run.federation.hostile) is not None
         },
-        "model": {"path": batch.rows.path, "parameters": _parameter_count(batch)},
+        "model": {"path": batch.rows.path, "parameters": weights},
         **({"privacy": told} if (told := session.privacy()) else {}),
         "ranks": batch.ranks.count,
         "chunk": batch.progress.chunk,
         **environment(batch),
     }
-
-
-def _parameter_count(batch: engine.Batch) -> int:
-    return sum(shape.numel() for shape in batch.rows.layout.shapes)
 
 
 def _partition_arrays(session: Session) -> Arrays:
@@ -386,7 +371,7 @@ def _check_same_data(
 ) -> None:
     """Refuse if the data or the partition have changed."""
     if made["data"] != mine["data"]:
-        if _data_steps(session) and "steps" not in about.get("data", {}):
+        if session.batch.runs[0].federation.data.steps and "steps" not in about.get("data", {}):
             raise InputError(
                 f"{out} was begun by a version that used the numbers of a table as they are: "
                 "finish it with that version, or begin anew (--standardise no)"
@@ -397,11 +382,6 @@ def _check_same_data(
             f"the clients' examples are divided otherwise than when {out} was begun: restore the "
             "split, or choose another --out"
         )
-
-
-def _data_steps(session: Session) -> tuple[str, ...]:
-    """What was done to the data of a session before its first round."""
-    return session.batch.runs[0].federation.data.steps
 
 
 def _check_same_code(

@@ -36,16 +36,12 @@ def folders(path: Path) -> list[Path]:
 
     A part that is still without files counts for nothing: a process was killed before its first.
     """
-    try:
+    with run_folder.reading(path / PARTS_FOLDER):
         names = sorted(files.matching_names(path / PARTS_FOLDER, FOLDER_NAME), key=int)
-    except OSError as error:
-        raise run_folder.unreadable(path / PARTS_FOLDER, error) from error
     found = [path / PARTS_FOLDER / name for name in names]
     for part in found:
-        try:
+        with run_folder.reading(part):
             files.path_inside(path, f"{PARTS_FOLDER}/{part.name}/{run_folder.EXPERIMENT_FILE}")
-        except OSError as error:
-            raise run_folder.unreadable(part, error) from error
     found = [part for part in found if not _is_empty(part)]
     if not found or files.exists(path / run_folder.EXPERIMENT_FILE):
         return [path, *found]

@@ -28,7 +28,7 @@ from fedmaba.experiment import experiment_file, without_effect
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.driver import drive
 from fedmaba.experiment.federations import ReadData, attack_of, data_notes, load_federations
-from fedmaba.experiment.fingerprint import fingerprints
+from fedmaba.experiment.fingerprint import FINGERPRINT_DIGITS, fingerprints
 from fedmaba.experiment.initial import given_weights
 from fedmaba.layer_names import patterns
 from fedmaba.privacy import mechanism
@@ -47,6 +47,7 @@ from fedmaba.simulation.parts.own_layers import OWN
 from fedmaba.simulation.parts.privacy import mechanisms_of
 from fedmaba.strategies import combine, deployed
 from fedmaba.strategies.base import PERSONAL, Strategy
+from fedmaba.turnout.plan import Turnout
 
 
 @dataclass(frozen=True)
@@ -337,13 +338,19 @@ def prepare(
     things: dict[str, object] = {"model": make, "loss": own.loss, "metric": own.metric}
     things["client_metric"] = own.client_metric
     rules = {f"strategy {s.name}": _code(s) for s in listed}
+    tables: dict[str, str] = {}
+    if (turnout := batch.plan.turnout) is not None:
+        things[f"selection {turnout.select.name}"] = type(turnout.select)
+        tables = {what: digest[:FINGERPRINT_DIGITS] for what, digest in turnout.tables().items()}
     own_code, unseen = fingerprints(things | rules, batch.rows.model.modules())
-    code = {what: own_code[what] for what in things if what in own_code}
+    own_code |= tables
+    code = {what: own_code[what] for what in (*things, *tables) if what in own_code}
     notes += [unseen] if unseen else []
     if together.count > 1:
         together.alike(json.dumps(own_code))
     started = "" if init is None else init.sha256()
-    constants, frozen = _constants(batch), _frozen_count(batch)
+    constants = _constants(batch)
+    frozen = sum(p.numel() for p in batch.rows.model.parameters() if not p.requires_grad)
     if frozen:
         notes.append(f"frozen: {frozen:,} weights, held once for all clients")
     also = [digest for digest in (started, constants if frozen else "") if digest]
@@ -367,7 +374,7 @@ def prepare(
         notes=notes,
         warnings=[
             *without_effect.warnings(experiment, listed),
-            *(f"warning: {doubt}" for doubt in doubts),
+            *(f"warning: {doubt}" for doubt in (*doubts, *_strategy_doubts(batch))),
         ],
         fingerprints=own_code,
         needs_python_call=objects,
@@ -401,6 +408,16 @@ def _local_notes(batch: engine.Batch) -> list[str]:
             what = "another model" if many == 1 else f"{many} other models"
             notes.append(f"{run.strategy.label()}: each local step also reads {what}")
     return list(dict.fromkeys(notes))
+
+
+def _strategy_doubts(batch: engine.Batch) -> list[str]:
+    """What hyper-parameters do not do among the clients that there are."""
+    told = []
+    for run in batch.runs:
+        n = run.federation.n_clients
+        doubts = run.strategy.doubts(n, min(n, batch.plan.participants or n))
+        told += [f"{run.strategy.label()}: {doubt}" for doubt in doubts]
+    return list(dict.fromkeys(told))
 
 
 def _code(strategy: Strategy) -> object:
@@ -517,6 +534,7 @@ def _plan(experiment: Experiment) -> engine.Plan:
         server_lr=server.lr,
         server_momentum=server.momentum,
         privacy=None if experiment.dp is None else Privacy.from_settings(experiment.dp),
+        turnout=Turnout.parse(experiment.turnout.model_dump()),
         eval_every=experiment.eval.every,
         finetune=experiment.eval.finetune,
         dtype=machine.dtype,
@@ -524,11 +542,6 @@ def _plan(experiment: Experiment) -> engine.Plan:
         chunk=machine.chunk,
         threads=machine.threads,
     )
-
-
-def _frozen_count(batch: engine.Batch) -> int:
-    """How many weights are frozen."""
-    return sum(p.numel() for p in batch.rows.model.parameters() if not p.requires_grad)
 
 
 def _constants(batch: engine.Batch) -> str:

@@ -124,7 +124,8 @@ class RunGroup:
                 if work.new:
                     open_run_folder(session, work.path(self.out), self.command)
             if len(works) > 1:
-                session.notes.insert(0, f"computation {i + 1} of {len(works)}{_told(work)}")
+                some = ", ".join(work.labels[:4]) + ", ..." * (len(work.labels) > 4)
+                session.notes.insert(0, f"computation {i + 1} of {len(works)}: {some}")
             yield session
             del session
 
@@ -195,10 +196,6 @@ class RunGroup:
             return finished[0][1]
         names = parts.suffixes([parts.run_settings(experiment) for experiment, _ in finished])
         return parts.merged(list(zip(names, (history for _, history in finished), strict=True)))
-
-
-def _told(work: parts.Work) -> str:
-    return f": {', '.join(work.labels[:4])}{', ...' * (len(work.labels) > 4)}"
 
 
 def resume(out: Path, trust: bool = False) -> Session:

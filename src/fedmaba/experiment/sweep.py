@@ -55,9 +55,7 @@ def combinations(tree: Mapping[str, Any]) -> Sweep:
 
 def values_of(tree: Mapping[str, Any], key: config.Key) -> list[Any]:
     """The values that a key lists; none where it has just one, or is not given."""
-    value: Any = tree
-    for part in key.path:
-        value = value.get(part) if isinstance(value, Mapping) else None
+    value = config.value_at(tree, key.name)
     if key.name == "seeds":  # a list of seeds is one value
         return []
     found = list_of(value) if isinstance(value, str) else value
@@ -93,8 +91,10 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
         name for one in settings[1:] for name in experiment_file.changed_keys(settings[0], one)
     }
     found |= {"dp" for name in found if name.startswith("dp.")}  # its keys are one value
-    names = [key.name for key in config.options() if key.name in found]
-    return [{name: _at(one, name) for name in names} for one in settings]
+    keys = [key for key in config.options() if key.name in found]
+    return [
+        {key.name: config.value_at(one, key.name, key.default) for key in keys} for one in settings
+    ]
 
 
 def suffix(values: Mapping[str, object]) -> str:
@@ -113,11 +113,3 @@ def _shown(value: object) -> str:
     if isinstance(value, list):
         return "+".join(map(str, value))
     return "default" if value is None else format_value(value)
-
-
-def _at(tree: Mapping[str, Any], name: str) -> object:
-    usual = {key.name: key.default for key in config.options()}
-    value: Any = tree
-    for part in name.split("."):
-        value = value.get(part, usual.get(name)) if isinstance(value, Mapping) else None
-    return value

@@ -30,10 +30,8 @@ def load_search(out: Path) -> dict[str, Any] | None:
     file = out / run_folder.SEARCH_FILE
     if not files.exists(file):
         return None
-    try:
+    with run_folder.reading(file):
         return schema.check(schema.SavedSearch, files.read_json(file))
-    except (OSError, ValueError) as error:
-        raise run_folder.unreadable(file, error) from error
 
 
 def load_trials(out: Path) -> list[Trial]:

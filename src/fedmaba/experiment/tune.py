@@ -14,13 +14,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedmaba import rng, strategies
-from fedmaba.errors import Diverged, InputError
+from fedmaba.errors import Diverged, InputError, installed
 from fedmaba.experiment import checks, config, parts, sweep
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.session import Session, UserObjects
@@ -33,7 +34,6 @@ from fedmaba.strategies import deployed
 SAMPLERS = ("grid", "random", "tpe")
 RULES = ("best:accuracy", "best:fair")
 RANGE = re.compile(r"(log:)?(-?[0-9.eE+-]+)\.\.(-?[0-9.eE+-]+)")
-NO_OPTUNA = "sampler=tpe needs Optuna: pip install 'fedmaba[tune]'"
 
 
 class Range(NamedTuple):
@@ -135,7 +135,9 @@ class Tuning:
         asked = self._experiment(tree, list(range(self.search.seeds)), rows)
         where = self.out / run_folder.SEARCH
         yield from self._whole([asked], rows, where).sessions()
-        values = {name: parts_value(asked, name) for name in _space(self.search.tree)}
+        values = {
+            name: reduce(getattr, name.split("."), asked) for name in _space(self.search.tree)
+        }
         found = {row.label: row for row in _judged(where, asked).summary()}
         for spec, some in labels.items():
             for label in some:
@@ -215,14 +217,6 @@ class Tuning:
         }
 
 
-def parts_value(experiment: Experiment, name: str) -> Any:
-    """The value of a key of an experiment."""
-    value: Any = experiment
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
-
-
 def _fresh_seeds(search: Search) -> list[int]:
     """Seeds that no trial has: as many as asked for, after those of the trials."""
     seeds = config.build({"strategies": ["fedavg"], "seeds": search.tree.get("seeds", 3)}).seeds
@@ -240,9 +234,7 @@ def _space(tree: Mapping[str, Any]) -> dict[str, list[Any] | Range]:
     """The keys that are tried, with their values or range."""
     found: dict[str, list[Any] | Range] = {}
     for key in config.options():
-        value: Any = tree
-        for part in key.path:
-            value = value.get(part) if isinstance(value, Mapping) else None
+        value = config.value_at(tree, key.name)
         if isinstance(value, str) and (between := _range(value)):
             found[key.name] = between
         elif some := sweep.values_of(tree, key):
@@ -346,10 +338,8 @@ def _suggested(asked: Any, name: str, values: list[Any] | Range) -> Any:
 
 
 def _optuna() -> Any:
-    try:
+    with installed("sampler=tpe needs Optuna: pip install 'fedmaba[tune]'"):
         import optuna
-    except ImportError as error:
-        raise InputError(NO_OPTUNA) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

@@ -66,7 +66,7 @@ def _why_unused(name: str, experiment: Experiment, strategy: Strategy) -> str:
         "each client takes one step on all of its examples": local.full_batch and name in steps,
         "clients train alone, without a server's model": alone
         and name in ("server.lr", "server.momentum", "server.deploy", "train.own_layers"),
-        "clients have models of their own, which are evaluated": local.personal is not None
+        "clients have models of their own, which are evaluated": local.own_model
         and name == "eval.finetune",
         "it says itself which layers stay with clients": bool(local.own_layers)
         and name == "train.own_layers",

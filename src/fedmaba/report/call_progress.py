@@ -1,8 +1,9 @@
-"""What a Python call of `compare` or `tune` says while it runs: on standard error, to a logger.
+"""What a command or a Python call says while it runs: on standard error, to a logger.
 
-`progress=True` shows it: a live display in a terminal, plain lines in a notebook or a file. The
-logger `fedmaba` is told as well, if the caller has set up logging; without progress it is told
-alone, by the usual rules of logging: warnings are seen, the rest is where somebody asked for it.
+`progress=True` of `compare` or `tune` shows it: a live display in a terminal, plain lines in a
+notebook or a file. The logger `fedmaba` is told as well, if the caller has set up logging; without
+progress it is told alone, by the usual rules of logging: warnings are seen, the rest is where
+somebody asked for it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ LOG = logging.getLogger("fedmaba")
 
 
 class Speaker:
-    """Says lines on a console, to the logger, or to both."""
+    """Says lines on a console, to the logger, or to both, but none below the `least` level."""
 
-    def __init__(self, console: Console | None) -> None:
-        self.console = console
+    def __init__(self, console: Console | None, least: int = logging.INFO) -> None:
+        self.console, self.least = console, least
 
     def warn(self, text: str) -> None:
         """Say what the caller has to know."""
@@ -42,6 +43,8 @@ class Speaker:
         self._say(logging.INFO, text, "")
 
     def _say(self, level: int, text: str, style: str) -> None:
+        if level < self.least:
+            return
         if self.console is not None:
             from rich.text import Text
 
@@ -51,14 +54,15 @@ class Speaker:
             LOG.log(level, "%s", one_line(text))
 
 
-def speaker_for(progress: bool, rank: int = 0) -> Speaker:
-    """Who speaks for a call; rank 0 speaks for all."""
+def speaker_for(progress: bool, rank: int = 0, quiet: bool = False) -> Speaker:
+    """Who speaks for a call or a command, warnings alone if `quiet`; rank 0 speaks for all."""
     if rank > 0:
-        return _Silent(None)
+        return Speaker(None, logging.CRITICAL)
     from rich.console import Console
 
     # A notebook would show each line as a box of its own.
-    return Speaker(Console(stderr=True, force_jupyter=False) if progress else None)
+    console = Console(stderr=True, force_jupyter=False) if progress else None
+    return Speaker(console, logging.WARNING if quiet else logging.INFO)
 
 
 def follow(
@@ -79,14 +83,14 @@ def follow(
 @contextmanager
 def _showing(session: Session, speaker: Speaker) -> Iterator[Callable[[Snapshot], None]]:
     """Say what there is to know of a session; what to feed with its snapshots."""
-    if session.done or isinstance(speaker, _Silent):
+    for fault in () if session.done else session.warnings:
+        speaker.warn(fault)
+    if session.done or speaker.least > logging.INFO:
         yield lambda snapshot: None
         return
     from fedmaba.report import terminal
 
     console = speaker.console
-    for fault in session.warnings:
-        speaker.warn(fault)
     for note in session.notes:
         speaker.note(note)
     session.batch.rows.tell = speaker.note
@@ -95,10 +99,3 @@ def _showing(session: Session, speaker: Speaker) -> Iterator[Callable[[Snapshot]
             yield display
     else:
         yield terminal.progress_lines(session, speaker.line)
-
-
-class _Silent(Speaker):
-    """Says nothing."""
-
-    def _say(self, level: int, text: str, style: str) -> None:
-        """Leave it to rank 0."""

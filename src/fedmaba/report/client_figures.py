@@ -20,6 +20,7 @@ from fedmaba.report.plot_data import (
     panels,
     small_panels,
 )
+from fedmaba.results.costs import turn_counts
 from fedmaba.results.incentive import ALONE
 from fedmaba.results.run_history import FloatArray
 
@@ -60,6 +61,8 @@ def _band(plot: PlotData, values: FloatArray) -> tuple[float, float]:
 
 def tradeoff(figure: Any, plot: PlotData) -> None:
     """mean accuracy against variance, ± sd over seeds, and the Pareto front"""
+    from matplotlib.patches import Rectangle
+
     points = plot.points()
     mean, unit = {label: float(at[0, 1]) for label, at in points.items()}, plot.unit
     rivals = [label for label in points if label not in plot.without_a_model()]
@@ -108,20 +111,13 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
         elif not unit.lower and away and max(away) > y:
             y = (max(away) + min(kept)) / 2
         right.set_ylim(y, top_y)
-        frame = {"fill": False, "ec": SOFT, "lw": 0.6}
-        left.add_patch(_rectangle((x, y), right_x - x, top_y - y, **frame))
+        left.add_patch(Rectangle((x, y), right_x - x, top_y - y, fill=False, ec=SOFT, lw=0.6))
     if named_below:
         figure_text.legend(figure, plot, set(plot.labels), points=True)
         return
     figure.draw_without_rendering()  # to know where things are
     for axes, named in both:
         figure_text.name_points(axes, {label: points[label][0] for label in named}, plot)
-
-
-def _rectangle(*place: Any, **look: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(*place, **look)
 
 
 def weights(figure: Any, plot: PlotData) -> None:
@@ -267,6 +263,30 @@ def _pairs(plot: PlotData, base: str, label: str) -> tuple[FloatArray, FloatArra
     )
     both_known = np.isfinite(then - now)
     return then[both_known], now[both_known]
+
+
+def turns(figure: Any, plot: PlotData) -> None:
+    """each client's accuracy by how often the server heard it; needs runs with --available"""
+    points: dict[str, list[tuple[FloatArray, FloatArray]]] = {}
+    for run in plot.runs:
+        if (found := turn_counts(run)) is not None and "evaluated" in run.tables:
+            share = 100 * found[1] / len(run.tables["round"])
+            score = plot.unit.scale * run.accuracy(plot.model)[-1]
+            points.setdefault(run.label, []).append((share, score))
+    if not points:
+        raise InputError(
+            "turns shows who was heard, but these runs record nobody: run with --available always"
+        )
+    grid = small_panels(figure, len(points), sharex=True, sharey=True)
+    for axes, (label, each) in zip(grid, points.items(), strict=True):
+        share, score = (np.concatenate(part) for part in zip(*each, strict=True))
+        look = plot.styles[label].marked(2.5)
+        axes.plot(share, score, ls="", alpha=0.7, rasterized=len(share) > 500, **look)
+        figure_text.small_title(axes, label)
+        axes.locator_params(nbins=4)
+    mark = f",{plot.unit.mark}" if plot.unit.mark else ""
+    below = "rounds in which the server heard the client, %"
+    figure_text.sides(figure, below, f"{plot.unit.name}{mark}")
 
 
 def heterogeneity(figure: Any, plot: PlotData) -> None:

@@ -13,11 +13,11 @@ from fedmaba.errors import InputError, unknown
 from fedmaba.report import data
 from fedmaba.report.document import Cell, Document, Grid, between, minus_sign, number
 from fedmaba.report.group_tables import Names
-from fedmaba.report.json_forms import FORMAT, finite, json_text, metric_in_json
+from fedmaba.report.json_forms import FORMAT, json_text, metric_in_json
 from fedmaba.report.paired import Interval, difference, moments
 from fedmaba.report.table import LISTED, capitalised, caption, digits_of
 from fedmaba.results.history import History, On
-from fedmaba.results.metrics import Unit
+from fedmaba.results.metrics import Unit, finite
 from fedmaba.results.run_history import At, Model, RunHistory
 from fedmaba.results.selection import good
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,24 +37,19 @@ class ReachedRound:
         return self.left or f"round {self.clock}" + (f" of {self.rounds}" if self.rounds else "")
 
 
-@dataclass
 class CurrentFigures:
-    """Figures of all runs of some folders."""
+    """Figures of all runs of some folders; worst and best by the runs' own share unless told."""
 
-    sources: Sequence[Source]
-    share: float
-    unit: Unit
-    history: History = field(init=False)
-    owner: list[int] = field(init=False)  # which source, by run
-    progress: list[ReachedRound] = field(init=False)  # by source
-    newer: list[list[Mapping[str, Any]]] = field(init=False)  # lines after the tables, by run
-
-    def __post_init__(self) -> None:
-        self.history = combine(self.sources)
-        self.owner = [i for i, source in enumerate(self.sources) for _ in source.history.runs]
-        self.progress = [_progress(source) for source in self.sources]
-        own = [run.label for source in self.sources for run in source.history.runs]
-        self.newer = [
+    def __init__(self, sources: Sequence[Source], share: float | None = None) -> None:
+        self.sources, self.history = sources, combine(sources)
+        self.share = self.history.share if share is None else share
+        self.unit = _unit(sources, self.history)
+        # which source, by run
+        self.owner = [i for i, source in enumerate(sources) for _ in source.history.runs]
+        self.progress = [_progress(source) for source in sources]
+        own = [run.label for source in sources for run in source.history.runs]
+        # lines after the tables, by run
+        self.newer: list[list[Mapping[str, Any]]] = [
             [] if self.sources[i].finished else self._newer(run, label, i)
             for run, label, i in zip(self.history.runs, own, self.owner, strict=True)
         ]
@@ -114,9 +109,9 @@ class CurrentFigures:
         told = [self.line(line, model, source) for line in newer]
         if at == "best" and count and f"{model}_validation.accuracy" in run.tables:
             told = []  # The lines say nothing of validation data.
-        if not told:
-            return run.fairness(model, self.share, tables, self.unit) if count else []
         old = run.fairness(model, self.share, tables, self.unit) if count else []
+        if not told:
+            return old
         if at == "best":
             return [max([*old, *told], key=lambda f: self.unit.sign * f.accuracy)]
         keep = {"last": 1, "last5": 5}[at]
@@ -155,7 +150,7 @@ def _progress(source: Source) -> ReachedRound:
     return ReachedRound(max([whole, *tables]), clock, source.rounds, source.left)
 
 
-def unit_of(sources: Sequence[Source], history: History) -> Unit:
+def _unit(sources: Sequence[Source], history: History) -> Unit:
     """As the history's; of a run without a checkpoint its lines tell, which are in percent."""
     told = [line.get(model) for source in sources for line in source.lines for model in MODELS]
     scores = [f.get(name) for f in told if isinstance(f, dict) for name in FIGURES[1:]]

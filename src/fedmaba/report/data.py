@@ -53,25 +53,18 @@ class Source:
     @property
     def division(self) -> tuple[object, Mapping[str, Any]]:
         """Digests of the data and of each seed's division of them, before seeds prepare copies."""
-        read = self.about.get("source")
-        if isinstance(read, dict):
-            return read.get("data"), dict(items(read.get("partition")))
-        return self.data.get("sha256"), dict(items(self.about.get("partition")))
+        if (read := self.about.get("source")) is not None:
+            return read["data"], read.get("partition", {})
+        return self.data.get("sha256"), self.about.get("partition", {})
 
     @property
     def hostile(self) -> dict[str, list[int]]:
         """Clients that did not do as they were told, by seed."""
-        found = items(self.about.get("hostile"))
-        return {
-            seed: [c for c in who if isinstance(c, int)] if isinstance(who, list) else []
-            for seed, who in found
-        }
+        return self.about.get("hostile") or {}
 
 
 def load_run_folder(path: Path) -> Source:
     """A run folder or a state folder, finished or not; an unfinished one as far as it goes."""
-    if not path.is_dir():
-        raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
     if (state := state_folder.load_state_folder(path)) is not None:
         return of_state(path, state)
     finished = files.exists(path / "runs.json")
@@ -108,7 +101,7 @@ def load_run_folder(path: Path) -> Source:
                 f"{path / 'partition.npz'} is of {len(labels[run.seed])} clients, seed {run.seed} "
                 f"of {run.n_clients}: {run_folder.RESTORE_HINT}"
             )
-    if lies and not isinstance(about.get("hostile"), dict):
+    if lies and about.get("hostile") is None:
         raise InputError(
             f"{path / 'about.json'}, which says who is hostile, is not there or not whole: restore "
             "it, or run the experiment again with another --out"
@@ -152,10 +145,8 @@ def _as_begun(path: Path, asked: config.Experiment, about: Mapping[str, Any]) ->
 
 def _text(file: Path) -> str:
     """What an experiment file says, also where it is no TOML."""
-    try:
+    with run_folder.reading(file):
         return files.read(file, files.MAX_TOML_BYTES).decode(errors="replace")
-    except (OSError, ValueError) as error:
-        raise run_folder.unreadable(file, error) from error
 
 
 def judged_on(source: Source, on: On) -> Source:
@@ -190,7 +181,7 @@ def _joined(path: Path, more: str, sources: Sequence[Source]) -> Source:
     """Runs of the same settings, from several parts, as one source."""
     first, about = sources[0], dict(sources[0].about)
     for key in ("partition", "hostile"):
-        told = {k: v for source in sources for k, v in items(source.about.get(key))}
+        told = {k: v for one in sources for k, v in (one.about.get(key) or {}).items()}
         about |= {key: told} if told else {}
     divided = {k: v for source in sources for k, v in source.division[1].items()}
     about |= {"source": {"data": first.division[0], "partition": divided}} if divided else {}
@@ -246,11 +237,11 @@ def load_all(paths: Sequence[Path]) -> list[Source]:
 
 
 def require_each_once(paths: Sequence[Path]) -> None:
-    """Refuse a run folder that is named twice."""
+    """Refuse a run folder, or a target, that is named twice."""
     found = [files.without_links(path) for path in paths]
     for i, path in enumerate(found):
         if path in found[:i]:
-            raise InputError(f"{paths[i]} is named twice: name each run folder once")
+            raise InputError(f"{paths[i]} is named twice: name each once")
 
 
 def short_names(sources: Sequence[Source]) -> list[str]:
@@ -276,8 +267,3 @@ def combine(sources: Sequence[Source]) -> History:
     shares = {source.history.share for source in sources}
     on = sources[0].history.on if sources else "test"
     return History(runs, shares.pop(), on) if len(shares) == 1 else History(runs, on=on)
-
-
-def items(found: object) -> list[tuple[str, Any]]:
-    """What a mapping from a file holds, if it is one."""
-    return [(str(k), v) for k, v in found.items()] if isinstance(found, dict) else []

@@ -27,6 +27,8 @@ LATEX = {
     "|": r"\textbar{}",
     "±": r"$\pm$",
     "²": r"$^2$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
     "–": "--",
     "−": "$-$",
     "·": r"$\cdot$",
@@ -99,12 +101,10 @@ def for_csv(value: object) -> object:
 def for_html(text: str) -> str:
     """A text for a page or an attribute in quotes; lines and spaces stay."""
     if not text.isprintable():
-        text = "".join(c if c in "\n\t" or _space(c) else _seen(c) for c in text)
+        text = "".join(
+            c if c in "\n\t" or unicodedata.category(c) == "Zs" else _seen(c) for c in text
+        )
     return "".join(HTML.get(c, c) for c in text)
-
-
-def _space(c: str) -> bool:
-    return unicodedata.category(c) == "Zs"
 
 
 def for_figure(text: str) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedmaba.errors import InputError
+from fedmaba.errors import InputError, installed
 from fedmaba.experiment import parts
 from fedmaba.report import data, model_card
 from fedmaba.report.document import csv_text
+from fedmaba.results import costs as spent
 from fedmaba.results import run_folder
 from fedmaba.results.group_tables import CELL, cells
 from fedmaba.results.history import History, On
@@ -22,11 +23,7 @@ from fedmaba.results.run_history import Model, RunHistory
 
 FIRST_COLUMNS = ("strategy", "seed", "round")
 WHO = ("client", "name", "hostile")
-
-
-def to_csv(folder: Path, out: Path, on: On = "test") -> list[Path]:
-    """The tables of a run folder as CSV files."""
-    return write_export(folder, out, "csv", on=on)
+ANSWERS = {-1: "loss only", 0: "lost", 1: "late", 2: "heard"}
 
 
 def write_export(
@@ -36,14 +33,14 @@ def write_export(
     load: Callable[[Path], list[data.Source]] = data.load_parts,
     on: On = "test",
 ) -> list[Path]:
-    """The tables summary, rounds, clients and weights of a run, a file each; groups, if any.
+    """The tables summary, rounds, clients and weights of a run, a file each; others, if any.
 
     Where scores are on validation examples, a column `on` says so. With `to="card"`, the card of
     its models.
     """
     if to == "card":
         return [_write_card(folder, out, load(folder))]
-    encode = {"csv": _as_csv, "parquet": _as_parquet}[str(to)]
+    encode = {"csv": lambda rows: csv_text(rows).encode(), "parquet": _as_parquet}[str(to)]
     if to == "parquet":
         check_parquet()
     sources = [data.judged_on(source, on) for source in load(folder)]
@@ -61,6 +58,9 @@ def write_export(
         "clients": _of_all(partial(clients, models=history.models()), sources),
         "weights": _of_all(weights, sources),
     }
+    if len(asked := _of_all(turnout, sources)) > 1:
+        tables["turnout"] = asked
+        tables["costs"] = costs(history)
     if states:
         told = [line for state in states for line in state.rounds]
         left: list[list[object]] = [["round", "left_out"]]
@@ -93,18 +93,10 @@ def _write(folder: Path, target: Path, content: bytes) -> None:
     run_folder.write_file(target, content, remedy="fix it, or choose another -o", below=below)
 
 
-def _as_csv(rows: Sequence[Sequence[object]]) -> bytes:
-    return csv_text(rows).encode()
-
-
 def check_parquet() -> None:
     """Say what to install before anything is read."""
-    try:
+    with installed("--to parquet wants pyarrow: in a clone of fedmaba, pip install '.[parquet]'"):
         import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            "--to parquet wants pyarrow: in a clone of fedmaba, pip install '.[parquet]'"
-        ) from error
 
 
 def _as_parquet(rows: Sequence[Sequence[object]]) -> bytes:
@@ -194,6 +186,31 @@ def weights(source: data.Source) -> list[list[object]]:
             there = ((c, *one) for c, *one in found if not all(map(_unknown, one)))
             rows += [[*head, *everyone[c], *one] for c, *one in there]
     return rows
+
+
+def turnout(source: data.Source) -> list[list[object]]:
+    """Who was asked, what became of it, bytes and seconds: a row per run, round and client."""
+    rows: list[list[object]] = [[*FIRST_COLUMNS, *WHO, "answer", "down", "up", "seconds"]]
+    for run in source.history.runs:
+        if "turnout.answer" not in run.tables:
+            continue
+        everyone, tables = _who(source, run), run.tables
+        names = ("client", "turnout.answer", "turnout.down", "turnout.up")
+        who, answer, down, up = (np.asarray(tables[name]) for name in names)
+        seconds = tables.get("turnout.seconds")
+        took = np.full(who.shape, np.nan) if seconds is None else np.asarray(seconds)
+        for i, k in zip(*np.nonzero(down), strict=True):
+            head = [run.label, run.seed, int(tables["round"][i]), *everyone[who[i, k]]]
+            said = [ANSWERS[int(answer[i, k])], int(down[i, k]), int(up[i, k])]
+            rows.append([*head, *said, float(took[i, k])])
+    return rows
+
+
+def costs(history: History) -> list[list[object]]:
+    """What the rounds cost, and how often clients were asked and heard: a row per strategy."""
+    names = [name for name in spent.Cost._fields if name != "until"]
+    head: list[object] = ["strategy", *names[1:]]
+    return [head] + [[getattr(row, name) for name in names] for row in spent.costs(history)]
 
 
 def _unknown(value: float | None) -> bool:

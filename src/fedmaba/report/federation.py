@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmaba.report.document import Cell, Grid, number
+from fedmaba.results.joining import some_of
 from fedmaba.results.metrics import PERCENT
 from fedmaba.results.state_folder import ERROR_METRIC, NEARLY_ALL, FederationState
 from fedmaba.strategies.base import LOSSES_INFO, PRIVACY_INFO
@@ -79,8 +80,12 @@ def _answered(line: Mapping[str, Any]) -> str:
     many, asked = len(line["sites"]), line.get("asked")
     missing = sorted(set(asked or ()) - set(line["sites"]))
     text = f"{many} of {len(asked)} sites answered" if asked else f"{many} sites answered"
-    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-    return text + (f", without {', '.join(missing[:5])}{more}" if missing else "")
+    return text + (f", without {some_of(missing, 5)}" if missing else "")
+
+
+def tables(state: FederationState) -> list[Grid]:
+    """All tables of a federation."""
+    return [*grids(state), *events(state)]
 
 
 def grids(state: FederationState) -> list[Grid]:
@@ -98,16 +103,12 @@ def events(state: FederationState) -> list[Grid]:
         [
             Cell(e["time"]),
             Cell(e["level"]),
-            *(Cell(_or_dash(e[k])) for k in ("round", "site", "text")),
+            *(Cell("–" if e[k] is None else str(e[k])) for k in ("round", "site", "text")),
         ]
         for e in reversed(state.events)
     ]
     title = f"The server's log, its newest {len(body)} lines, newest first"
     return [Grid("events", title, ["when, in UTC", "level", "round", "site", "what"], body)]
-
-
-def _or_dash(value: object) -> str:
-    return "–" if value is None else str(value)
 
 
 def sites(state: FederationState) -> Grid:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
-from fedmaba.errors import InputError, unknown
+from fedmaba.errors import InputError, installed, unknown
 from fedmaba.report import client_figures, data, line_figures, rank_figure
 from fedmaba.report.escape import one_line
 from fedmaba.report.plot_data import COLORS, HALF_PAGE, INK, LINE_COLOUR, SOFT, WIDE, PlotData
@@ -75,6 +74,7 @@ KINDS: dict[str, tuple[Callable[[Any, PlotData], None], tuple[float, float]]] = 
     "ranks": (rank_figure.mean_ranks, (WIDE, 3.6)),
     "gains": (client_figures.gains, (WIDE, 2.4)),
     "incentive": (client_figures.incentive, (WIDE, 2.4)),
+    "turns": (client_figures.turns, (WIDE, 2.4)),
     "heterogeneity": (client_figures.heterogeneity, (WIDE, 2.4)),
 }
 
@@ -99,9 +99,8 @@ def write_figure(
         raise InputError(f"{out}: the name says the form: end it in {', '.join(FILE_ENDINGS)}")
     _check(kind)
     sources, remedy = load(folders), "fix it, or choose another -o"
-    with style(font):
-        figure = draw(sources, kind, model, share, width=width)
-        content = encode(figure, out.suffix.lower(), outlines=True)
+    figure = draw(sources, kind, model, share, width=width, font=font)
+    content = encode(figure, out.suffix.lower(), outlines=True, font=font)
     beside = out.with_suffix(".caption.txt")
     run_folder.write_file(out, content, remedy=remedy)
     told = f"{caption_of(sources, kind, model)}\n".encode()
@@ -135,13 +134,14 @@ def draw(
     size: tuple[float, float] | None = None,
     smooth: int = 1,
     width: Width | None = None,
+    font: Font = "sans",
 ) -> Any:
     """One figure as a matplotlib Figure that notebooks show by themselves."""
     _check(kind)
     drawing, usual = KINDS[kind]
     if width:
         usual = WIDTHS[width], usual[1]
-    with style():
+    with style(font):
         figure = canvas(size or usual)
         plot = PlotData(sources, model, share, smooth)
         if not any("evaluated" in run.tables for run in plot.runs):
@@ -163,28 +163,14 @@ def figure_of(
     return draw([data.source_of(history)], kind, model, size=size, smooth=smooth)
 
 
-def sweep(
-    history: History,
-    parameter: str,
-    values: dict[str, float],
-    names: tuple[str, str],
-    model: Model,
-) -> Any:
-    """Figures at the last round against a hyper-parameter of a strategy, beside the reference."""
-    with style():
-        figure = canvas((WIDE, 2.4))
-        line_figures.sweep(figure, history, parameter, values, model, names)
-    return figure
-
-
-def encode(figure: Any, form: str, outlines: bool = False) -> bytes:
+def encode(figure: Any, form: str, outlines: bool = False, font: Font = "sans") -> bytes:
     """A figure as the bytes of a .pdf, .svg or .png file, the same each time.
 
     PDF files carry their fonts; `outlines` draws the letters of an SVG, which then needs none.
     """
     metadata = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {"Software": None}}
     stream = io.BytesIO()
-    with style() as settings:
+    with style(font) as settings:
         settings["svg.fonttype"] = "path" if outlines else "none"
         figure.savefig(stream, format=form[1:], metadata=metadata[form])
     return stream.getvalue()
@@ -195,32 +181,17 @@ def _check(kind: str) -> None:
         raise unknown("figure", kind, KINDS)
 
 
-_font: ContextVar[Font] = ContextVar("font", default="sans")
-
-
 @contextmanager
-def style(font: Font | None = None) -> Iterator[Any]:
-    """Our own settings and no others: a `matplotlibrc` in the working folder could start LaTeX.
-
-    A font that is named holds for what is drawn inside.
-    """
-    try:
+def style(font: Font = "sans") -> Iterator[Any]:
+    """Our own settings and no others: a `matplotlibrc` in the working folder could start LaTeX."""
+    with installed("figures want matplotlib: in a clone of fedmaba, pip install '.[plot]'"):
         import matplotlib
-    except ImportError as error:
-        raise InputError(
-            "figures want matplotlib: in a clone of fedmaba, pip install '.[plot]'"
-        ) from error
-    chosen = font or _font.get()
-    if chosen not in FONTS:
-        raise unknown("font", chosen, FONTS)
-    before = _font.set(chosen)
-    try:
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update(FIGURE_STYLE | FONTS[chosen])
-            yield matplotlib.rcParams
-    finally:
-        _font.reset(before)
+    if font not in FONTS:
+        raise unknown("font", font, FONTS)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(FIGURE_STYLE | FONTS[font])
+        yield matplotlib.rcParams
 
 
 def canvas(size: tuple[float, float]) -> Any:

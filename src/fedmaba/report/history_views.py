@@ -9,10 +9,11 @@ import math
 from typing import Any
 
 from fedmaba.errors import InputError
-from fedmaba.report import document, json_forms
+from fedmaba.report import cost_tables, document, json_forms
 from fedmaba.report import table as tables
 from fedmaba.report.escape import one_line
 from fedmaba.results.history import History
+from fedmaba.results.joining import some_of
 from fedmaba.results.run_history import At, Model, RunHistory
 
 MOST_NAMED = 6  # strategies or seeds in one line
@@ -24,7 +25,9 @@ def table(
     """The table as "markdown", "latex", "csv" or "json", also of differences to a row."""
     if to == "json":
         return json_forms.json_table(history, model, at, share, against)
-    return document.written(tables.document(history, model, at, share, against), to)
+    page = tables.document(history, model, at, share, against)
+    page.grids += cost_tables.grids(history, model, at, share)
+    return document.written(page, to)
 
 
 def group_table(history: History, to: str, model: Model, at: At) -> str:
@@ -58,9 +61,9 @@ def history_in_words(history: History) -> str:
     runs = history.runs
     labels = list(dict.fromkeys(run.label for run in runs))
     seeds = list(dict.fromkeys(str(run.seed) for run in runs))
-    parts = [_some(labels) or "no runs"]
+    parts = [some_of(labels, MOST_NAMED) or "no runs"]
     if runs:
-        parts.append(f"seed{'s' * (len(seeds) > 1)} {_some(seeds)}")
+        parts.append(f"seed{'s' * (len(seeds) > 1)} {some_of(seeds, MOST_NAMED)}")
         parts.append(_size(runs))
     return one_line("; ".join([*parts, *_best(history)]))
 
@@ -77,12 +80,6 @@ def _size(runs: list[RunHistory]) -> str:
     done, clients = max(ends, default=0), max(run.n_clients for run in runs)
     rounds = f"{done:,} round{'s' * (done != 1)}" if done else "not evaluated yet"
     return f"{rounds}, {clients:,} client{'s' * (clients != 1)}"
-
-
-def _some(names: list[str]) -> str:
-    """The first of several names, and how many more there are."""
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _best(history: History) -> list[str]:

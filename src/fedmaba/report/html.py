@@ -22,7 +22,9 @@ from fedmaba import __version__
 from fedmaba.errors import InputError
 from fedmaba.report import data, escape, page_data, run_setup, table
 from fedmaba.results import run_folder
+from fedmaba.results.costs import Goal
 from fedmaba.results.history import History, On
+from fedmaba.results.joining import some_of
 from fedmaba.results.metrics import Unit
 
 PAGE = Path(__file__).parent / "page"
@@ -35,19 +37,23 @@ def write_page(
     share: float | None = None,
     load: Callable[[Sequence[Path]], list[data.Source]] = data.load_all,
     on: On = "test",
+    until: Sequence[Goal] = (),
 ) -> None:
     """The report of one or more run folders, or what else `load` knows, as one file."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{out}: a report is a page: end it in .html")
-    text = page([data.judged_on(source, on) for source in load(folders)], share)
+    text = page([data.judged_on(source, on) for source in load(folders)], share, until=until)
     run_folder.write_file(out, text.encode(), remedy="fix it, or choose another -o")
 
 
 def page(
-    sources: Sequence[data.Source], share: float | None = None, version: str | None = None
+    sources: Sequence[data.Source],
+    share: float | None = None,
+    version: str | None = None,
+    until: Sequence[Goal] = (),
 ) -> str:
     """The page; `version` names the state of a live run, which the page then asks after."""
-    tree = page_data.tree(sources, share)
+    tree = page_data.tree(sources, share, until)
     style, script = _asset("style.css"), _script()
     text: str = (
         _environment()
@@ -63,6 +69,7 @@ def page(
             title=title(sources),
             table=tree["tables"][f"{tree['model']}.last"],
             alone=tree["alone"][f"{tree['model']}.last"],
+            costs=tree["costs"].get(f"{tree['model']}.last", ()),
             more=table.more_figures([], Unit(**tree["unit"])).head[1:],
             unit=tree["unit"],
             setups=[run_setup.setup_of(source) for source in sources],
@@ -109,8 +116,7 @@ def title(sources: Sequence[data.Source]) -> str:
     """The runs by name."""
     names = data.short_names(sources)
     front = sources[0].name.removesuffix(names[0])
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return front + ", ".join(names[:3]) + more
+    return front + some_of(names, 3)
 
 
 def overview(sources: Sequence[data.Source], live: Sequence[dict[str, Any]] = ()) -> list[str]:

@@ -6,16 +6,17 @@ docs/report.md lists the keys. A number that is not defined is null.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedmaba.report import numbers
+from fedmaba.report import cost_tables, numbers
+from fedmaba.report.document import Grid
 from fedmaba.report.table import FIGURES, corrected_p_values, differences
 from fedmaba.results import joining
+from fedmaba.results.costs import Goal
 from fedmaba.results.history import History
-from fedmaba.results.metrics import Fairness, Unit
+from fedmaba.results.metrics import Fairness, Unit, finite
 from fedmaba.results.run_history import At, Model
 
 FORMAT = 1
@@ -27,11 +28,15 @@ def json_table(
     at: At = "last",
     share: float | None = None,
     against: str | None = None,
+    until: Sequence[Goal] = (),
 ) -> str:
     """The table of a history: a row for each strategy, and differences where asked for."""
     history = history if share is None else replace(history, share=share)
     rows, unit = history.summary(model, at), history.unit
-    spent = {row.label: row for row in numbers.spent_by_row(history.runs)}
+    spent = {
+        row.label: {"epsilon": row.epsilon, "delta": row.delta}
+        for row in numbers.spent_by_row(history.runs)
+    }
     found: dict[str, Any] = {
         "format": FORMAT,
         "model": model,
@@ -49,11 +54,13 @@ def json_table(
                 "test_noise": finite(row.test_noise),
                 "corrected_variance": finite(row.corrected),
                 "note": row.note,
-                **_spent(spent.get(row.label)),
+                **spent.get(row.label, {}),
             }
             for row in rows
         ],
     }
+    if costs := cost_tables.as_json(history, model, at, share, until):
+        found["costs"] = costs
     if against is not None:
         grid = differences(history, model, at, against)
         corrected = corrected_p_values(history, model, at, against)
@@ -83,11 +90,6 @@ def metric_in_json(unit: Unit) -> dict[str, Any]:
     return {"name": unit.name, "lower_is_better": unit.lower, "percent": bool(unit.mark)}
 
 
-def _spent(found: numbers.Spent | None) -> dict[str, float]:
-    """What a private row has spent; a row without a promise has no such keys."""
-    return {} if found is None else {"epsilon": found.epsilon, "delta": found.delta}
-
-
 def json_list(what: str, rows: Iterable[Sequence[object]]) -> str:
     """What `fedmaba list` shows: the name of each entry, and what is told of it."""
     entries = [{"name": str(name), "about": [*map(str, about)]} for name, *about in rows]
@@ -99,10 +101,17 @@ def json_text(found: object) -> str:
     return json.dumps(found, indent=1, allow_nan=False, ensure_ascii=True) + "\n"
 
 
+def json_grid(grid: Grid) -> str:
+    """A table as a list of objects: numbers where there are such, else texts; null for a dash."""
+    rows = [
+        [
+            (None if cell.text == "–" else cell.text) if cell.value is None else cell.value
+            for cell in row
+        ]
+        for row in grid.rows
+    ]
+    return json_text([dict(zip(grid.head, row, strict=True)) for row in rows])
+
+
 def _figures(figures: Fairness) -> dict[str, float | None]:
     return {name: finite(value) for name, value in figures._asdict().items()}
-
-
-def finite(value: float) -> float | None:
-    """A number, or null where it is not defined."""
-    return float(value) if math.isfinite(value) else None

@@ -10,7 +10,6 @@ import re
 import time
 from typing import Any
 
-from fedmaba.errors import InputError
 from fedmaba.report import escape, tracked
 from fedmaba.results import run_folder
 
@@ -20,14 +19,10 @@ LONGEST = 250  # Every version of MLflow takes names and values of this many cha
 
 def check() -> None:
     """Say what to install before any work starts."""
-    try:
+    with tracked.installed_for("mlflow", "MLflow"):
         import alembic  # noqa: F401
         import mlflow  # noqa: F401
         import sqlalchemy  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            "tracking with mlflow wants MLflow: in a clone of fedmaba, pip install '.[mlflow]'"
-        ) from error
 
 
 def errors() -> tuple[type[Exception], ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 from fedmaba.errors import InputError
 from fedmaba.report import data, document, federation, run_setup, table
@@ -63,11 +62,9 @@ def _models(source: data.Source) -> Grid:
     if source.path is None:
         raise InputError(f"{source.name} has no folder, so no models: name a run or state folder")
     folder = source.path / "models"
-    try:
+    with run_folder.reading(folder):
         names = sorted(files.matching_names(folder, MODEL))
         rows = [_file(folder / name) for name in names]
-    except OSError as error:
-        raise run_folder.unreadable(folder, error) from error
     if not rows:
         raise InputError(f"{folder} holds no models yet: wait until the run has ended")
     return Grid("files", "Files", ["file", "bytes", "SHA-256"], rows)
@@ -82,17 +79,10 @@ def _file(path: Path) -> list[Cell]:
 def _settings(experiment: str) -> list[tuple[str, str]]:
     """Every setting as key and value; none where the file is of another kind."""
     try:
-        return _flat(files.parse_toml(experiment.encode()))
+        found = files.flattened(files.parse_toml(experiment.encode()))
+        return [(key, str(value)) for key, value in found]
     except ValueError:
         return [("experiment", "not TOML, so its settings are not listed")]
-
-
-def _flat(tree: dict[str, Any], front: str = "") -> list[tuple[str, str]]:
-    out: list[tuple[str, str]] = []
-    for key, value in tree.items():
-        inner = isinstance(value, dict)
-        out += _flat(value, f"{front}{key}.") if inner else [(f"{front}{key}", str(value))]
-    return out
 
 
 def _pairs(name: str, title: str, first: str, pairs: list[tuple[str, str]]) -> Grid:

@@ -8,6 +8,7 @@ evenly, and the tree says so. No torch.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,18 +18,18 @@ import numpy as np
 from fedmaba.errors import InputError
 from fedmaba.experiment.trials import load_search, load_trials
 from fedmaba.report import (
+    cost_tables,
     document,
     federation,
     federation_commands,
     group_tables,
     numbers,
     page_numbers,
-    run_setup,
     verdict,
     verdict_words,
 )
-from fedmaba.report.current_figures import CurrentFigures, unit_of
-from fedmaba.report.data import ATS, MODELS, Source, combine, short_names
+from fedmaba.report.current_figures import CurrentFigures
+from fedmaba.report.data import ATS, MODELS, Source, short_names
 from fedmaba.report.document import Cell
 from fedmaba.report.row_styles import algorithm, hues, reference, shares_no_model
 from fedmaba.report.table import (
@@ -45,11 +46,11 @@ from fedmaba.report.table import (
 )
 from fedmaba.report.trials_table import trials_grid
 from fedmaba.results import run_folder
+from fedmaba.results.costs import Goal, turn_counts
 from fedmaba.results.history import History
 from fedmaba.results.metrics import Fairness, Unit
 from fedmaba.results.run_history import At, IntArray, Model, RunHistory
 from fedmaba.results.selection import REFERENCE
-from fedmaba.results.state_folder import FederationState
 from fedmaba.strategies.base import Shown
 
 ROUNDS = 400  # The page embeds at most this many rounds of a run.
@@ -61,13 +62,13 @@ ADDS_UP = 1e-3  # Coefficients whose sum is nearer to 1 than this are shown as t
 DIGITS = 2  # Every figure on the page has this many digits behind the point.
 
 
-def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any]:
+def tree(
+    sources: Sequence[Source], share: float | None = None, until: Sequence[Goal] = ()
+) -> dict[str, Any]:
     """Everything the page needs; worst and best by the runs' own share unless told."""
     if not sources:
         raise InputError("nothing to report on: name at least one run folder")
-    history = combine(sources)
-    share = history.share if share is None else share
-    scores = CurrentFigures(sources, share, unit_of(sources, history))
+    scores = CurrentFigures(sources, share)
     labels, unit, runs = scores.labels, scores.unit, scores.history.runs
     keep = _keep(runs)
     shown = numbers.of_runs(runs)
@@ -75,7 +76,7 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
     switches: list[tuple[Model, At]] = [(model, at) for model in models for at in ATS]
     return {
         "models": list(models),
-        "share": share,
+        "share": scores.share,
         "unit": unit._asdict(),
         "strategies": [
             {"label": label, "base": algorithm(label), "hue": hue, "variant": variant}
@@ -99,7 +100,7 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
         ],
         "federations": [
             {"name": source.name, "words": federation.how_far(source.federation)}
-            | {"tables": [document.for_page(grid) for grid in _grids(source.federation)]}
+            | {"tables": [document.for_page(grid) for grid in federation.tables(source.federation)]}
             for source in sources
             if source.federation is not None
         ],
@@ -114,6 +115,7 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
             for model, at in switches
         },
         "alone": {f"{model}.{at}": _alone(scores, model, at) for model, at in switches},
+        "costs": _costs(scores, switches, until),
         "notes": notes(sources, scores.history, keep, unit),
         "live": [_live(scores, i) for i, source in enumerate(sources) if not source.finished],
     }
@@ -143,10 +145,6 @@ def _searches(sources: Sequence[Source], unit: Unit) -> list[dict[str, Any]]:
             tables = dict(zip(("picked", "all"), map(document.for_page, grids), strict=True))
             out.append({"name": path.name} | tables)
     return out
-
-
-def _grids(state: FederationState) -> list[document.Grid]:
-    return [*federation.grids(state), *federation.events(state)]
 
 
 def _keep(runs: Sequence[RunHistory]) -> int:
@@ -244,6 +242,18 @@ def _alone(scores: CurrentFigures, model: Model, at: At) -> dict[str, Any] | Non
     return None
 
 
+def _costs(
+    scores: CurrentFigures, switches: Sequence[tuple[Model, At]], until: Sequence[Goal]
+) -> dict[str, list[dict[str, Any]]]:
+    """What the rounds cost, and who was asked and heard; empty where no run recorded it."""
+    out = {}
+    for model, at in switches:
+        if found := cost_tables.grids(scores.history, model, at, scores.share, until):
+            tables = [replace(for_screen(grid), title=grid.title) for grid in found]
+            out[f"{model}.{at}"] = [*map(document.for_page, tables)]
+    return out
+
+
 def _table(scores: CurrentFigures, model: Model, at: At) -> dict[str, Any]:
     """The table as `fedmaba table` prints it, with the numbers to sort by."""
     rows, unit = scores.rows(model, at), scores.unit
@@ -307,6 +317,8 @@ def _run(scores: CurrentFigures, r: int, strategy: int, keep: int) -> dict[str, 
                 some = run.chosen(when, model)
                 mean = accuracy[some][:, who].mean(axis=0, keepdims=True)
                 out["final"][f"{model}.{when}"] = page_numbers.shares(mean, size, len(some))
+    if (turns := turn_counts(run)) is not None:
+        out["heard"], out["of"] = turns[1][who].tolist(), len(run.tables["round"])
     if len(run.tables.get("round", ())):
         at = thin(len(run.tables["round"]), keep)
         out["rounds"] = run.column("round")[at].tolist()
@@ -401,7 +413,7 @@ def _live(scores: CurrentFigures, i: int) -> dict[str, Any]:
         "held": source.held,
         "seconds": _short(np.mean(source.seconds)) if len(source.seconds) > 1 else None,
         "stop": f"kill -INT {worker}" if worker and source.federation is None else "",
-        "resume": f"fedmaba resume {run_setup.quoted([str(source.path or source.name)])}"
+        "resume": f"fedmaba resume {shlex.quote(str(source.path or source.name))}"
         if source.federation is None
         else federation_commands.resume_command(source.federation),
     }

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from fedmaba.errors import InputError
 from fedmaba.report import figure_text
 from fedmaba.report import ranks as rank_tests
 from fedmaba.report.plot_data import HALF_PAGE, INK, SOFT, PlotData, axis_name
@@ -30,12 +29,8 @@ def ranks_of(plot: PlotData, figure: str) -> tuple[list[str], FloatArray]:
         last = [run.fairness(plot.model, plot.share, [-1], plot.unit)[0] for run in runs]
         found[label] = {run.seed: getattr(f, figure) for run, f in zip(runs, last, strict=True)}
     both = sorted(set.intersection(*(set(values) for values in found.values())))
-    if len(found) < 2 or len(both) < 2:
-        raise InputError(
-            f"ranks of {len(found)} rows that share {len(both)} seeds: compare at least two rows "
-            "under at least two seeds that all of them have"
-        )
-    return [*found], np.array([[values[seed] for values in found.values()] for seed in both])
+    values = np.array([[values[seed] for values in found.values()] for seed in both])
+    return [*found], values.reshape(len(both), len(found))
 
 
 def mean_ranks(figure: Any, plot: PlotData) -> None:

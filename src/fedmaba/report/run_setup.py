@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedmaba.report import escape
-from fedmaba.report.data import Source, items, seeds_in_words
+from fedmaba.report.data import Source, seeds_in_words
 from fedmaba.results import run_folder
 from fedmaba.results.run_history import RunHistory
 
@@ -20,16 +20,16 @@ def setup_of(source: Source) -> dict[str, Any]:
     """What was asked for, where it ran, the hashes, and the command that repeats it."""
     about, made = source.about, source.parts or [source]
     versions, model = about.get("versions") or {}, about.get("model") or {}
-    facts = [(name, str(version)) for name, version in items(versions)]
+    facts = [(name, str(version)) for name, version in versions.items()]
     facts.append(("device", str(about.get("device", "unknown"))))
-    facts += [(f"model {name}", str(value)) for name, value in items(model)]
+    facts += [(f"model {name}", str(value)) for name, value in model.items()]
     if "task" in source.data:
         words = source.data.get("target")
         facts.append(("task", f"{source.data['task']}: {words}" if words else source.data["task"]))
     facts += _promise(about.get("privacy"))
     hashes = [("data " + str(source.data.get("name", "")), str(source.data.get("sha256", "")))]
-    partitions = items(about.get("partition") or {})
-    hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]
+    partitions = about.get("partition") or {}
+    hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions.items()]
     names = dict(enumerate(source.data.get("clients") or ()))
     for seed, who in source.hostile.items():
         listed = [str(names.get(c, c)) for c in who]
@@ -52,7 +52,7 @@ def setup_of(source: Source) -> dict[str, Any]:
 def _begun_with(source: Source) -> str:
     """The command that began it, in one line: pasted, a second line would run at once."""
     command = [str(word) for word in source.about.get("command") or ()]
-    return escape.one_line(quoted(["fedmaba", *command[1:]])) if command else ""
+    return escape.one_line(shlex.join(["fedmaba", *command[1:]])) if command else ""
 
 
 def _again(source: Source) -> str:
@@ -60,7 +60,7 @@ def _again(source: Source) -> str:
     if source.about.get("python"):
         return escape.one_line(str(source.about.get("repeat")))
     file = (source.place or Path(source.name)) / run_folder.EXPERIMENT_FILE
-    return escape.one_line(f"fedmaba run {quoted([str(file)])} --out NEW")
+    return escape.one_line(f"fedmaba run {shlex.quote(str(file))} --out NEW")
 
 
 def _runs(source: Source) -> list[str]:
@@ -82,11 +82,11 @@ def _rounds(run: RunHistory) -> int:
     return max((int(found[-1]) for found in known), default=0)
 
 
-def _promise(told: object) -> list[tuple[str, str]]:
+def _promise(told: Mapping[str, Mapping[str, object]] | None) -> list[tuple[str, str]]:
     """What made the runs private: what all have in common, and each one's noise."""
-    runs = [(name, dict(items(facts))) for name, facts in items(told or {})]
-    if not runs:
+    if not told:
         return []
+    runs = list(told.items())
     first = runs[0][1]
     alike = [name for name in first if all(facts.get(name) == first[name] for _, facts in runs)]
     out = [(f"privacy: {name}", _fact(first[name])) for name in alike]
@@ -103,8 +103,3 @@ def _fact(value: object) -> str:
 def parts(command: str) -> list[str]:
     """A command in parts between which a line may end: an option stays with its value."""
     return re.findall(r"--[\w-]+(?:[ =](?!--)(?:'[^']*'|\S)+)?|(?:'[^']*'|\S)+", command)
-
-
-def quoted(words: Sequence[str]) -> str:
-    """Words as one would type them in a shell."""
-    return shlex.join(words)

@@ -18,7 +18,7 @@ from fedmaba.results import joining
 from fedmaba.results.history import History, On, Row
 from fedmaba.results.metrics import PERCENT, FloatArray, Unit
 from fedmaba.results.run_history import At, Model, RunHistory
-from fedmaba.results.selection import Found, RoundChoice, by_seed, fairness_by_seed
+from fedmaba.results.selection import Found, by_seed, fairness_by_seed
 
 FIGURES = ("variance", "accuracy", "worst", "best")
 MORE = (  # field, title, digits
@@ -324,7 +324,7 @@ def differences(
     if len(labels) == 1 and against in labels:
         raise InputError(f"against {against!r}: there is no other row: leave it out")
     others = bases(labels, against)
-    found = fairness_by_seed(history, model, RoundChoice(at, "", at, ""))
+    found = fairness_by_seed(history, model, at)
     spans = {row: subtract_figures(found, row, found, base) for row, base in others.items()}
     words = capitalised(caption(history, model, at).partition(";")[0])
     title = f"{words}: difference to {_named(against, labels)} under the same seeds"
@@ -368,7 +368,7 @@ def p_in_words(p: float) -> str:
 
 def corrected_p_values(history: History, model: Model, at: At, against: str) -> CorrectedP:
     """By row with two seeds or more, the p-value of each figure's difference after Holm."""
-    found = fairness_by_seed(history, model, RoundChoice(at, "", at, ""))
+    found = fairness_by_seed(history, model, at)
     samples: dict[str, list[FloatArray]] = {}
     for row, base in bases((run.label for run in history.runs), against).items():
         both = [pairs(by_seed(found, row, f), by_seed(found, base, f)) for f in FIGURES]

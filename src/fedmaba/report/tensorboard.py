@@ -14,20 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.errors import InputError
 from fedmaba.report import escape, tracked
 from fedmaba.results import files
 
 
 def check() -> None:
     """Say what to install before any work starts."""
-    try:
+    with tracked.installed_for("tensorboard", "TensorBoard"):
         import tensorboard.summary.writer.event_file_writer  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            "tracking with tensorboard wants TensorBoard: in a clone of fedmaba, "
-            "pip install '.[tensorboard]'"
-        ) from error
 
 
 def errors() -> tuple[type[Exception], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import textwrap
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,7 +37,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmaba.errors import unknown
-from fedmaba.report import data, escape, numbers, run_setup, streams, verdict
+from fedmaba.report import data, escape, numbers, streams, verdict
 from fedmaba.report.document import Cell, Grid, minus_sign
 from fedmaba.report.table import (
     NO_DIFFERENCE_TITLE,
@@ -108,10 +109,9 @@ def show(
     """Print the table of a history."""
     console = console or screen()
     share = history.share if share is None else share
-    console.print(grid(history, model, at, share))
-    if console.is_terminal and any(
-        cell.rank < 2 for row in summary(history, model, at, share).rows for cell in row
-    ):
+    shown = for_screen(summary(history, model, at, share))
+    console.print(table_of(shown, whole=shown.head[1:]))
+    if console.is_terminal and any(cell.rank < 2 for row in shown.rows for cell in row):
         console.print(MARKS_NOTE)
     for gained in map(for_screen, incentive_grids(history, model, at)):
         named = replace(gained, title=capitalised(gained.title))
@@ -195,25 +195,6 @@ def line_of(text: str, style: str = "") -> Text:
 def aligned(text: str, style: str = "") -> Text:
     """The same where signs must stay aligned."""
     return Text(streams.spelled(escape.one_line(text)), style)
-
-
-@contextmanager
-def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], None]]:
-    """A display fed with snapshots: live on a terminal, plain lines elsewhere."""
-    console = Console(stderr=True)
-    for fault in session.warnings:
-        console.print(line_of(fault), soft_wrap=True)
-    if quiet:
-        yield lambda snapshot: None
-        return
-    for note in session.notes:
-        console.print(line_of(note, "dim"), soft_wrap=True)
-    session.batch.rows.tell = lambda line: console.print(line_of(line, "dim"), soft_wrap=True)
-    if can_move(console):
-        with live(session, console) as display:
-            yield display
-    else:
-        yield progress_lines(session, lambda line: console.print(line_of(line), soft_wrap=True))
 
 
 class Pace:
@@ -416,7 +397,7 @@ def result(history: History, out: Path, seconds: float | None = None) -> None:
         console.print(line_of(said.text), width=wide)
     if seconds is not None:
         console.print(f"It took {clock(seconds)}.")
-    command = run_setup.quoted(["fedmaba", "report", str(out), "-o", "report.html"])
+    command = shlex.join(["fedmaba", "report", str(out), "-o", "report.html"])
     console.print(line_of(f"Look at it: {command}"), soft_wrap=True)
     console.print(line_of(f"results: {out}"), soft_wrap=True)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmaba.errors import installed
 from fedmaba.experiment import experiment_file
 from fedmaba.results import files, run_folder
 from fedmaba.results.metrics import Unit, every
@@ -76,6 +78,12 @@ class TrackerModule(Protocol):
         """Start to track a run, or go on with the one that is `known` by its id."""
 
 
+def installed_for(name: str, what: str) -> AbstractContextManager[None]:
+    """Say what to install for a tracker where an import inside fails."""
+    remedy = f"in a clone of fedmaba, pip install '.[{name}]'"
+    return installed(f"tracking with {name} wants {what}: {remedy}")
+
+
 def runs_of(session: Session, out: Path) -> list[TrackedRun]:
     """The runs of a session whose folder is `out`."""
     whole = out.resolve()
@@ -85,7 +93,7 @@ def runs_of(session: Session, out: Path) -> list[TrackedRun]:
     group = f"{whole.parent.name} {whole.name}" if searched else whole.name
     settings = experiment_file.result_settings(session.experiment)
     del settings["strategies"], settings["seeds"]
-    flat = dict(_flat(settings))
+    flat = dict(files.flattened(settings))
     return [
         TrackedRun(
             run_folder.run_file_stem(r, run.label, run.seed),
@@ -98,15 +106,6 @@ def runs_of(session: Session, out: Path) -> list[TrackedRun]:
         )
         for r, run in enumerate(session.history.runs)
     ]
-
-
-def _flat(tree: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, object]]:
-    """The keys of an experiment as they are written after --set."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{head}{name}.")
-        else:
-            yield head + name, value
 
 
 def figures_of(session: Session, done: int, r: int) -> RoundFigures:
@@ -143,11 +142,9 @@ def known_scores(scores: NDArray[Any], unit: Unit) -> NDArray[Any]:
 def place(out: Path, name: str) -> Path:
     """A folder of a tracker in a run folder, refused where it or something in it is a link."""
     found = out / name
-    try:
+    with files.writing(found):
         files.path_inside(out, f"{name}/any")
         for entry in os.listdir(found) if files.exists(found) else ():
             if (found / entry).is_symlink():
                 raise files.UnexpectedKind(found / entry, f"{entry} is a link in {name}")
-    except OSError as error:
-        raise files.write_error(found, error) from error
     return found

@@ -59,7 +59,8 @@ def tracking(
             for name, some in opened.items()
         }
         if any(named.values()):
-            _keep(out, {**ids, **named})
+            text = json.dumps({**ids, **named}, indent=2) + "\n"
+            run_folder.write_file(out / run_folder.TRACKED_FILE, text.encode(), below=out)
 
         def show(done: int) -> None:
             for name in list(opened):
@@ -113,12 +114,5 @@ def _known(out: Path) -> dict[str, dict[str, str]]:
     file = out / run_folder.TRACKED_FILE
     if not files.exists(file):
         return {}
-    try:
+    with run_folder.reading(file):
         return dict(schema.check(schema.Tracked, {"ids": files.read_json(file)})["ids"])
-    except (OSError, ValueError) as error:
-        raise run_folder.unreadable(file, error) from error
-
-
-def _keep(out: Path, ids: dict[str, dict[str, str]]) -> None:
-    text = json.dumps(ids, indent=2) + "\n"
-    run_folder.write_file(out / run_folder.TRACKED_FILE, text.encode(), below=out)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 from fedmaba.experiment import sweep
+from fedmaba.experiment.trials import Trial
 from fedmaba.report.document import Cell, Grid, number
 from fedmaba.report.table import digits_of
 from fedmaba.results.metrics import Unit
@@ -16,20 +16,7 @@ RULES_IN_WORDS = {
 }
 
 
-class TrialRow(Protocol):
-    """What the table shows of a trial."""
-
-    row: str
-    values: dict[str, Any]
-    seeds: int
-    score: float
-    score_sd: float
-    variance: float
-    note: str
-    picked: bool
-
-
-def trials_grid(trials: Sequence[TrialRow], unit: Unit, rule: str = "") -> Grid:
+def trials_grid(trials: Sequence[Trial], unit: Unit, rule: str = "") -> Grid:
     """Every trial with its scores on validation data."""
     title = "Trials, on validation data; picked for each strategy"
     title += f": {RULES_IN_WORDS[rule]}" if rule else ""

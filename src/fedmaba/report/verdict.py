@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedmaba.report.current_figures import CurrentFigures, unit_of
-from fedmaba.report.data import Source, combine, short_names
+from fedmaba.report.current_figures import CurrentFigures
+from fedmaba.report.data import Source, short_names
 from fedmaba.report.row_styles import shares_no_model
 from fedmaba.report.verdict_words import Verdict, judge, no_model
 from fedmaba.results.run_history import At, Model
@@ -45,11 +45,7 @@ def verdicts_of(scores: CurrentFigures, model: Model, at: At) -> list[Verdict]:
 
 def verdicts_of_sources(sources: Sequence[Source], share: float | None = None) -> list[Verdict]:
     """On the deployed model at the last round."""
-    history = combine(sources)
-    share = history.share if share is None else share
-    return verdicts_of(
-        CurrentFigures(sources, share, unit_of(sources, history)), "deployed", "last"
-    )
+    return verdicts_of(CurrentFigures(sources, share), "deployed", "last")
 
 
 def _groups(sources: Sequence[Source]) -> list[list[int]]:

@@ -289,14 +289,5 @@ def _seeds(count: int) -> str:
 
 def as_tree(said: Verdict) -> dict[str, Any]:
     """A verdict for the page's script."""
-    return {
-        "headline": said.headline,
-        "sentence": said.sentence,
-        "where": said.where,
-        "so_far": said.so_far,
-        "named": said.named,
-        "base": said.base,
-        "tiles": [tile._asdict() for tile in said.tiles],
-        "table": said.table and for_page(said.table),
-        "tally": said.tally,
-    }
+    tiles = [tile._asdict() for tile in said.tiles]
+    return vars(said) | {"tiles": tiles, "table": said.table and for_page(said.table)}

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from fedmaba.errors import InputError
 from fedmaba.report import escape, tracked
 
 BINS = 20
@@ -18,13 +17,8 @@ BINS = 20
 
 def check() -> None:
     """Say what to install before any work starts."""
-    try:
+    with tracked.installed_for("wandb", "Weights & Biases"):
         import wandb  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            "tracking with wandb wants Weights & Biases: in a clone of fedmaba, "
-            "pip install '.[wandb]'"
-        ) from error
 
 
 def errors() -> tuple[type[Exception], ...]:
@@ -46,7 +40,9 @@ def open_run(run: tracked.TrackedRun, known: str) -> tracked.Tracker:
         id=known or None,
         name=escape.one_line(run.title()),
         group=escape.one_line(run.group),
-        config={name: _plain(value) for name, value in run.settings.items()},
+        config={
+            k: escape.one_line(v) if isinstance(v, str) else v for k, v in run.settings.items()
+        },
         mode=mode,
         reinit="create_new",  # The runs of an experiment are trained together.
         resume="allow" if known and mode == "online" else None,
@@ -78,7 +74,3 @@ class WandbRun:
     def close(self, finished: bool) -> None:
         """End it: the run is finished, or was stopped and may be resumed."""
         self._made.finish(exit_code=0 if finished else 1)
-
-
-def _plain(value: object) -> object:
-    return escape.one_line(value) if isinstance(value, str) else value

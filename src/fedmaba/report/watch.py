@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedmaba.errors import FedmabaError, InputError
+from fedmaba.errors import FedmabaError, usable
 from fedmaba.experiment import parts
 from fedmaba.report import data, escape, html
 
@@ -31,12 +31,8 @@ LIVING = (
 def serve(folder: Path, port: int = 0, share: float | None = None) -> Server:
     """A server for one run folder, ready to `serve_forever`."""
     data.load_parts(folder)  # says at once what is wrong with it
-    try:
+    with usable(f"port {port}", "choose another --port, or 0 for any"):
         return Server(folder, port, share)
-    except OSError as error:
-        raise InputError(
-            f"port {port}: {error.strerror}: choose another --port, or 0 for any"
-        ) from error
 
 
 class Server(ThreadingHTTPServer):

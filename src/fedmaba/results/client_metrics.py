@@ -32,7 +32,7 @@ class ClientMetric:
     name: str  #      on the command line
     title: str  #     heads its column
     share: bool  # Its scores lie between 0 and 1, and so are shown in percent.
-    higher: bool  #   whether more is better
+    lower_is_better: bool
     tasks: tuple[str, ...]  # kinds of target that it is made for
     score: MetricOfClient
     partial: bool = False  # It is nan for a client whose targets are all the same.
@@ -41,14 +41,9 @@ class ClientMetric:
         """The score of a client."""
         return self.score(outputs, targets)
 
-    @property
-    def lower_is_better(self) -> bool:
-        """As the engine asks any metric."""
-        return not self.higher
-
     def described(self) -> Metric:
         """What its scores are, for tables and pages."""
-        return Metric(self.title, not self.higher, self.share)
+        return Metric(self.title, self.lower_is_better, self.share)
 
     def undefined(self, targets: Any) -> bool:
         """Whether a client with these targets has no score, whatever the model predicts."""
@@ -211,26 +206,26 @@ _WORDS = ("classify", "sequence")
 METRICS = {
     m.name: m
     for m in (
-        ClientMetric("accuracy", "accuracy", True, True, _CLASSES, share_right),
+        ClientMetric("accuracy", "accuracy", True, False, _CLASSES, share_right),
         ClientMetric(
-            "balanced-accuracy", "balanced accuracy", True, True, _CLASSES, balanced_accuracy
+            "balanced-accuracy", "balanced accuracy", True, False, _CLASSES, balanced_accuracy
         ),
-        ClientMetric("f1", "F1 (macro)", True, True, _CLASSES, f1),
-        ClientMetric("auc", "AUC", True, True, _CLASSES, auc, partial=True),
+        ClientMetric("f1", "F1 (macro)", True, False, _CLASSES, f1),
+        ClientMetric("auc", "AUC", True, False, _CLASSES, auc, partial=True),
         ClientMetric(
             "average-precision",
             "average precision",
             True,
-            True,
+            False,
             _CLASSES,
             average_precision,
             partial=True,
         ),
-        ClientMetric("rmse", "RMSE", False, False, ("regress",), rmse),
-        ClientMetric("mae", "MAE", False, False, ("regress",), mae),
-        ClientMetric("r2", "R²", False, True, ("regress",), r2, partial=True),
-        ClientMetric("perplexity", "perplexity", False, False, _WORDS, perplexity),
-        ClientMetric("brier", "Brier score", False, False, _CLASSES, brier),
-        ClientMetric("ece", "calibration error", True, False, _CLASSES, ece),
+        ClientMetric("rmse", "RMSE", False, True, ("regress",), rmse),
+        ClientMetric("mae", "MAE", False, True, ("regress",), mae),
+        ClientMetric("r2", "R²", False, False, ("regress",), r2, partial=True),
+        ClientMetric("perplexity", "perplexity", False, True, _WORDS, perplexity),
+        ClientMetric("brier", "Brier score", False, True, _CLASSES, brier),
+        ClientMetric("ece", "calibration error", True, True, _CLASSES, ece),
     )
 }

@@ -19,7 +19,7 @@ import secrets
 import stat
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -234,6 +234,15 @@ def parse_toml(data: bytes) -> dict[str, Any]:
     return tree
 
 
+def flattened(tree: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a nested tree by dotted keys, as `train.lr`."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{head}{key}.")
+        else:
+            yield f"{head}{key}", value
+
+
 def _children(value: object) -> Iterable[object]:
     if isinstance(value, dict):
         return value.values()
@@ -336,22 +345,17 @@ def _require_single_name(path: Path, found: os.stat_result) -> None:
 
 def make_private_folder(path: Path, remedy: str = REMEDY) -> None:
     """Make a folder that only this account can read; a folder that exists keeps its mode."""
-    try:
+    with writing(path, remedy):
         path.mkdir(parents=True, exist_ok=True, mode=_folder_permissions(private=True))
-    except OSError as error:
-        raise write_error(path, error, remedy) from error
 
 
 def leave_mark(folder: Path, name: str, remedy: str = REMEDY) -> bool:
     """Make an empty file that nobody made before; of several that try at once, one is told True."""
     make_private_folder(folder, remedy)
-    try:
+    with writing(folder / name, remedy), contextlib.suppress(FileExistsError):
         os.close(os.open(folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except FileExistsError:
-        return False
-    except OSError as error:
-        raise write_error(folder / name, error, remedy) from error
-    return True
+        return True
+    return False
 
 
 def remove_old_marks(folder: Path, seconds: float) -> None:
@@ -368,6 +372,15 @@ def _permissions(private: bool) -> int:
 
 def _folder_permissions(private: bool) -> int:
     return 0o700 if private else 0o777
+
+
+@contextlib.contextmanager
+def writing(target: Path, remedy: str = REMEDY) -> Iterator[None]:
+    """Say which file could not be written, and why, and what to do then."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(target, error, remedy) from error
 
 
 def write_error(target: Path, error: OSError, remedy: str = REMEDY) -> FedmabaError:
@@ -460,7 +473,9 @@ class FolderLock:
             _lock(lock.fileno())
             with contextlib.suppress(FileNotFoundError):
                 same = os.path.samestat(os.fstat(lock.fileno()), os.lstat(file))
-                if same and (handle is None or _is_same_folder(handle, self.path)):
+                if handle is not None:
+                    same &= os.path.samestat(os.fstat(handle), os.stat(self.path))
+                if same:
                     return lock
             self.close()
         raise SaveFailed(f"{file} is removed again and again: choose another folder")
@@ -480,10 +495,6 @@ class FolderLock:
         return handle
 
 
-def _is_same_folder(handle: int, path: Path) -> bool:
-    return os.path.samestat(os.fstat(handle), os.stat(path))
-
-
 def _lock(handle: int) -> None:
     """Lock a file or folder; tried twice, because `in_use` locks it for a moment to look."""
     if fcntl is None:
@@ -493,6 +504,12 @@ def _lock(handle: int) -> None:
     except BlockingIOError:
         time.sleep(0.05)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def wait_for_lock(handle: int) -> None:
+    """Lock a file that others hold for a moment; it is released when the file is closed."""
+    if fcntl is not None:
+        fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 def _who_holds(file: Path) -> str:

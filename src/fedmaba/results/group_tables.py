@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedmaba.errors import InputError
+from fedmaba.errors import InputError, installed
 from fedmaba.results import groups
 from fedmaba.results.groups import FloatArray, GroupFigures
 from fedmaba.results.run_history import At, Model, RunHistory
@@ -81,10 +81,8 @@ def cells(runs: Sequence[RunHistory]) -> Iterator[CellRates]:
 
 def to_pandas(runs: Sequence[RunHistory]) -> Any:
     """A long table, one row per run, evaluation, model, client and group."""
-    try:
+    with installed("groups_to_pandas() needs pandas: pip install pandas"):
         import pandas
-    except ImportError as error:
-        raise InputError("groups_to_pandas() needs pandas: pip install pandas") from error
     frames = [
         pandas.DataFrame(
             {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, g
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.errors import InputError, unknown
+from fedmaba.errors import InputError, installed, unknown
 from fedmaba.results import group_tables, incentive, registry
 from fedmaba.results.group_tables import GroupRow
 from fedmaba.results.incentive import Incentive
@@ -88,6 +88,7 @@ class History:
                 row: dict[str, Any] = {"round": done, "client": seen.client, "weight": seen.weight}
                 if seen.loss is not None:
                     row["reported_loss"] = seen.loss
+                row |= seen.columns
                 past = len(run.tables.get("round", []))
                 told = {name: np.nan for name in run.tables if name.startswith("info.")}
                 told |= {f"info.{name}": float(value) for name, value in seen.info.items()}
@@ -173,10 +174,8 @@ class History:
 
         Scores on validation examples, where there are such, have columns of their own.
         """
-        try:
+        with installed("to_pandas() needs pandas: pip install pandas"):
             import pandas
-        except ImportError as error:
-            raise InputError("to_pandas() needs pandas: pip install pandas") from error
         frames = []
         for run in self.runs:
             if "evaluated" not in run.tables:

@@ -6,13 +6,13 @@ that somebody joins are compared here by where they come from. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
 from fedmaba.errors import InputError
+from fedmaba.results import files
 from fedmaba.results.run_history import RunHistory, RunOrigin
 
 APART = (  # settings whose difference changes no number, or is in the labels
@@ -101,44 +101,37 @@ def differences(runs: Sequence[RunHistory]) -> list[str]:
     names = dict.fromkeys(name for _, told in known for name in told)
     said = []
     for name in names:
-        labels: dict[str, list[str]] = {}
+        labels: dict[str, dict[str, None]] = {}
         values: dict[str, set[str]] = {}  # by place
         for run, told in known:
             if (value := told.get(name, "default")) == UNSAID:
                 continue
-            labels.setdefault(value, []).append(run.label)
+            labels.setdefault(value, {})[run.label] = None
             values.setdefault(run.origin.whole, set()).add(value)
         inside = len(values.get("", ())) > 1
         if inside or any(some != next(iter(values.values())) for some in values.values()):
-            each = "; ".join(f"{value}: {_some(who)}" for value, who in labels.items())
+            each = "; ".join(
+                f"{value}: {some_of([*who], MOST_LABELS)}" for value, who in labels.items()
+            )
             said.append(f"{name} ({each})" if name != OWN_CODE else name)
     out = [f"these runs differ in {', '.join(said)}"] if said else []
-    unknown = [run.label for run in runs if not run.origin.data]
+    unknown = list(dict.fromkeys(run.label for run in runs if not run.origin.data))
     if unknown and len(places) > 1:
         out.append(
-            f"whether the data and clients of {_some(unknown)} are those of the others is not "
-            "known: it was not noted with them"
+            f"whether the data and clients of {some_of(unknown, MOST_LABELS)} are those of the "
+            "others is not known: it was not noted with them"
         )
     return out
 
 
 def _told(origin: RunOrigin) -> dict[str, str]:
     """The settings that can change a number, and the digest of the caller's own code."""
-    found = {name: str(value) for name, value in _flat(origin.settings) if name not in APART}
+    given = {name: value for name, value in files.flattened(origin.settings) if value is not None}
+    found = {name: str(value) for name, value in given.items() if name not in APART}
     return {**found, OWN_CODE: origin.code or UNSAID}
 
 
-def _flat(tree: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested settings, as `train.lr`, without those that are not set."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{head}{key}.")
-        elif value is not None:
-            yield f"{head}{key}", value
-
-
-def _some(labels: Iterable[str]) -> str:
-    """The first of several labels, and how many more there are."""
-    names = list(dict.fromkeys(labels))
-    more = len(names) - MOST_LABELS
-    return ", ".join(names[:MOST_LABELS]) + (f" and {more} more" if more > 0 else "")
+def some_of(names: Sequence[str], most: int) -> str:
+    """The first of several names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -60,6 +60,11 @@ OF_TASK = {
 }
 
 
+def finite(value: float) -> float | None:
+    """A number, or None where it is not defined."""
+    return float(value) if math.isfinite(value) else None
+
+
 def are_shares(scores: FloatArray) -> bool:
     """Whether all scores lie between 0 and 1, apart from rounding; nan does not count."""
     return not ((scores < -1e-6) | (scores > 1 + 1e-6)).any()

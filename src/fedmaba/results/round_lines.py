@@ -17,7 +17,7 @@ import numpy as np
 from fedmaba.errors import InputError, reason
 from fedmaba.results import array_files, files, schema
 from fedmaba.results.history import History
-from fedmaba.results.metrics import every
+from fedmaba.results.metrics import every, finite
 
 MAX_LINES = 100_000  # At most this many lines of rounds.jsonl are read of a run in progress.
 
@@ -47,7 +47,7 @@ def _lines_of_run(r: int, run: Any, first: int, share: float) -> list[dict[str, 
         line: dict[str, Any] = {"run": r, "strategy": run.label, "seed": run.seed}
         line["round"] = int(done)
         told = {name[5:]: run.tables[name][i] for name in infos}
-        line |= {name: _number(v) for name, v in told.items() if not np.isnan(v)}
+        line |= {name: finite(v) for name, v in told.items() if not np.isnan(v)}
         at = evaluated.get(int(done))
         if at is not None:
             models = run.models()
@@ -58,13 +58,9 @@ def _lines_of_run(r: int, run: Any, first: int, share: float) -> list[dict[str, 
             # Figures are in percent, unless the metric says that its scores are no shares.
             found = every(accuracy, loss, run.test_size, share, run.metric.unit(True))
             for model, figures in zip(models, found, strict=True):
-                line[model] = {k: _number(v) for k, v in figures._asdict().items()}
+                line[model] = {k: finite(v) for k, v in figures._asdict().items()}
         lines.append(line)
     return lines
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 def read_round_lines(path: Path | str, start: int = 0) -> list[dict[str, Any]]:

@@ -18,15 +18,15 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from fedmaba.errors import InputError, SaveFailed, reason
+from fedmaba.errors import InputError, SaveFailed, reason, usable
 from fedmaba.results import array_files, files, round_lines, schema
 from fedmaba.results.array_files import Arrays, MemoryBudget, npz, pack
 from fedmaba.results.files import Buffer
@@ -81,10 +81,8 @@ class Folder:
         self._hold.close()
 
     def write(self, name: str, *content: Buffer) -> None:
-        try:
+        with files.writing(self.path / name, self.remedy):
             target = files.path_inside(self.path, name)
-        except OSError as error:
-            raise files.write_error(self.path / name, error, self.remedy) from error
         files.write(target, *content, remedy=self.remedy, private=self.private)
 
     def write_json(self, name: str, content: object) -> None:
@@ -97,11 +95,16 @@ class Folder:
 
     def append_rounds(self, history: History, first: int) -> None:
         """Append the lines of all runs for the rounds after `first`, round by round."""
-        self._append(round_lines.as_json_lines(round_lines.lines_of_rounds(history, first)))
+        self.append_lines(round_lines.lines_of_rounds(history, first))
 
     def append_lines(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Append lines to rounds.jsonl, in place of any that do not belong to the run."""
-        self._append(round_lines.as_json_lines(lines))
+        text = round_lines.as_json_lines(lines)
+        with self._at_end_of("rounds.jsonl") as file:
+            end = min(self.lines, file.seek(0, os.SEEK_END))  # fewer if somebody removed some
+            file.truncate(end)
+            file.write(text)
+        self.lines = end + len(text)
 
     def repair_rounds(self, history: History) -> bool:
         """Rewrite rounds.jsonl if it does not begin with the history's lines; True if it was."""
@@ -140,40 +143,28 @@ class Folder:
         self.digests[name] = files.sha256(target)
         return False
 
-    def _append(self, text: bytes) -> None:
-        target = self.path / "rounds.jsonl"
-        try:
-            with files.open_to_append(target, self.private) as file:
-                end = min(self.lines, file.seek(0, os.SEEK_END))  # fewer if somebody removed some
-                file.truncate(end)
-                file.write(text)
-        except OSError as error:
-            raise files.write_error(target, error, self.remedy) from error
-        self.lines = end + len(text)
-
     def append_timing(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        target = self.path / "timing.jsonl"
-        try:
-            with files.open_to_append(target, self.private) as file:
-                file.write(round_lines.as_json_lines(lines))
-        except OSError as error:
-            raise files.write_error(target, error, self.remedy) from error
+        with self._at_end_of("timing.jsonl") as file:
+            file.write(round_lines.as_json_lines(lines))
 
     def append_event(self, line: Mapping[str, Any]) -> None:
         """Append a line to the log; where it has become long, its older half goes."""
-        target = self.path / EVENTS_FILE
-        try:
-            with files.open_to_append(target, self.private) as file:
-                file.write(round_lines.as_json_lines([line]))
-                size = file.tell()
-                if size <= MAX_EVENTS_BYTES:
-                    return
-                file.seek(size // 2)
-                file.readline()
-                newer = file.read()
-        except OSError as error:
-            raise files.write_error(target, error, self.remedy) from error
+        with self._at_end_of(EVENTS_FILE) as file:
+            file.write(round_lines.as_json_lines([line]))
+            size = file.tell()
+            if size <= MAX_EVENTS_BYTES:
+                return
+            file.seek(size // 2)
+            file.readline()
+            newer = file.read()
         self.write(EVENTS_FILE, newer)
+
+    @contextlib.contextmanager
+    def _at_end_of(self, name: str) -> Iterator[IO[bytes]]:
+        """A file of the folder, to write at its end."""
+        target = self.path / name
+        with files.writing(target, self.remedy), files.open_to_append(target, self.private) as file:
+            yield file
 
     def save(self, round: int, tensors: Arrays, meta: Mapping[str, Any], history: History) -> None:
         """Save a checkpoint; the one before stays until this one is complete."""
@@ -186,10 +177,8 @@ class Folder:
         for piece in body:
             digest.update(piece)
         if self.lines:  # The lines must be on the disk before a checkpoint counts them.
-            try:
+            with files.writing(self.path / "rounds.jsonl", self.remedy):
                 files.sync(self.path / "rounds.jsonl")
-            except OSError as error:
-                raise files.write_error(self.path / "rounds.jsonl", error, self.remedy) from error
         self.write(f"checkpoint/{round:08d}.ckpt", MAGIC, digest.digest(), *body)
         found = checkpoints(self.path)
         keep = [file for file in found if int(file.stem) <= round][:KEPT_CHECKPOINTS]
@@ -222,10 +211,8 @@ class Folder:
     def reopen(self) -> None:
         """Make a finished run an unfinished one, to which rounds are added."""
         target = self.path / RUNS_FILE
-        try:
+        with files.writing(target, self.remedy):
             target.unlink(missing_ok=True)
-        except OSError as error:
-            raise files.write_error(target, error, self.remedy) from error
 
     def discard(self) -> None:
         """Remove the checkpoints, and the folder if nothing else is in it."""
@@ -242,10 +229,8 @@ class Folder:
 
 def make_folder(path: Path) -> None:
     """Create a folder to write into, unless it exists."""
-    try:
+    with usable(path, "choose another --out", SaveFailed):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SaveFailed(f"{path}: {error.strerror}: choose another --out") from error
 
 
 def write_file(
@@ -253,10 +238,8 @@ def write_file(
 ) -> None:
     """Write a file, whole or not at all; no folder from `below` to the file may be a link."""
     if below is not None:
-        try:
+        with files.writing(target, remedy):
             files.path_inside(below, str(target.relative_to(below)))
-        except OSError as error:
-            raise files.write_error(target, error, remedy) from error
     files.write(target, *content, remedy=remedy)
 
 
@@ -264,13 +247,9 @@ def create_numbered_folder(parent: Path, stem: str) -> Path:
     """Create the folder parent/stem-001, or the next number that is free."""
     for number in range(1, 10**6):
         path = parent / f"{stem}-{number:03d}"
-        try:
+        with usable(path, "choose another --out", SaveFailed), contextlib.suppress(FileExistsError):
             path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise SaveFailed(f"{path}: {error.strerror}: choose another --out") from error
-        return path
+            return path
     raise SaveFailed(f"{parent} is full of runs: choose another --out")
 
 
@@ -299,13 +278,9 @@ def run_file_stem(index: int, label: str, seed: int) -> str:
 
 def checkpoints(path: Path) -> list[Path]:
     """The checkpoints of a run folder, newest first."""
-    folder = path / "checkpoint"
-    try:
+    folder, found = path / "checkpoint", list[Path]()
+    with reading(folder), contextlib.suppress(NotADirectoryError):
         found = [folder / name for name in files.matching_names(folder, CHECKPOINT)]
-    except NotADirectoryError:
-        return []
-    except OSError as error:
-        raise unreadable(folder, error) from error
     return sorted(found, key=lambda file: int(file.stem), reverse=True)
 
 
@@ -391,10 +366,8 @@ def _load_history_and_offset(path: Path) -> tuple[History, int]:
         name = f"clients/{run_file_stem(r, run['label'], run['seed'])}.npz"
         tables = _read_table(path, name, budget, about.get("files", {}))
         runs += _history(path / name, [run], [tables], share, about.get("made")).runs
-    try:
+    with reading(file):
         history = History(runs, share)
-    except InputError as error:
-        raise unreadable(file, error) from error
     history.trained = SavedModels(path)
     return history, 0
 
@@ -427,12 +400,10 @@ class SavedModels:
 
     def _read(self, run: RunHistory, which: TrainedModel) -> Arrays:
         name = f"models/{self._stems[run.label, run.seed, run.deploy]}-{which}.safetensors"
-        try:
+        with reading(self.path / name):
             found = array_files.read_weights(files.path_inside(self.path, name))
             _check_digest(self.path / name, self._digests.get(name))
-            return found
-        except array_files.READ_ERRORS as error:
-            raise unreadable(self.path / name, error) from error
+        return found
 
 
 def load_runs(path: Path) -> dict[str, Any]:
@@ -443,12 +414,10 @@ def load_runs(path: Path) -> dict[str, Any]:
 def _read_table(root: Path, name: str, budget: MemoryBudget, digests: Mapping[str, str]) -> Arrays:
     """Read the tables of one run; refuse a file that changed after the run was finished."""
     file = root / name
-    try:
+    with reading(file):
         found = array_files.read_npz(files.path_inside(root, name), None, check_shapes, budget)
         _check_digest(file, digests.get(name))
-        return found
-    except array_files.READ_ERRORS as error:
-        raise unreadable(file, error) from error
+    return found
 
 
 def _check_digest(file: Path, digest: str | None) -> None:
@@ -464,22 +433,27 @@ def _history(
     share: float,
     made: Mapping[str, Any] | None,
 ) -> History:
-    try:
+    with reading(file):
         return from_arrays(runs, tables, share, (made or {}).get("asked"))
-    except array_files.READ_ERRORS as error:
-        raise unreadable(file, error) from error
 
 
 def _read_json(file: Path, kind: type[schema.Part]) -> dict[str, Any]:
-    try:
+    with reading(file):
         return schema.check(kind, files.read_json(file))
+
+
+@contextlib.contextmanager
+def reading(file: Path, remedy: str = RESTORE_HINT) -> Iterator[None]:
+    """Say which file cannot be read, and why, and what to do then."""
+    try:
+        yield
     except array_files.READ_ERRORS as error:
-        raise unreadable(file, error) from error
+        raise unreadable(file, error, remedy) from error
 
 
-def unreadable(file: Path, error: Exception) -> InputError:
+def unreadable(file: Path, error: Exception, remedy: str = RESTORE_HINT) -> InputError:
     """The error for a file that cannot be read."""
-    return InputError(f"{file} cannot be read ({reason(error)}): {RESTORE_HINT}")
+    return InputError(f"{file} cannot be read ({reason(error)}): {remedy}")
 
 
 def load_about(path: Path | str) -> dict[str, Any]:
@@ -508,15 +482,13 @@ def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:
     file = root / name
     if not files.exists(file):
         return {}
-    try:
+    with reading(file):
         found = array_files.read_npz(file, check=_check_partition)
         if files.exists(root / RUNS_FILE):
             _check_digest(file, load_runs(root).get("files", {}).get(name))
         return {
             int(n[4:-7]): _label_counts(n, a) for n, a in found.items() if n.endswith(".labels")
         }
-    except array_files.READ_ERRORS as error:
-        raise unreadable(file, error) from error
 
 
 def _check_partition(declared: Mapping[str, array_files.Declared]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,11 @@ from fedmaba.results.groups import NO_GROUPS, Groups
 from fedmaba.results.metrics import ACCURACY, PERCENT, Fairness, Metric, Unit
 from fedmaba.results.table_checks import SERVER_MODELS
 
-if TYPE_CHECKING:
-    from fedmaba.simulation.state import Round
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Model = Literal["deployed", "last", "personal"]
 At = Literal["last", "best", "last5"]
 Arrays = dict[str, NDArray[Any]]
-TRAINING = "training.loss"  # This is a table of what clients reported at each evaluation.
 
 
 class GrowingArray(Sequence[NDArray[Any]]):
@@ -236,13 +232,6 @@ class RunHistory:
             accuracy, loss = self.accuracy(model)[which], self.loss(model)[which]
             some &= ~metrics.undefined(accuracy, loss).any(axis=0)
         return int(some.sum())
-
-    def add_training_losses(self, seen: Round) -> None:
-        """Keep what clients reported in the round that was evaluated last; nan for the others."""
-        if seen.loss is not None:
-            losses = np.full(self.n_clients, np.nan)
-            losses[seen.client] = seen.loss
-            append_row(self, {TRAINING: losses})
 
     def arrays(self) -> Arrays:
         """Every table as an array, to be saved; later rounds do not change these arrays."""

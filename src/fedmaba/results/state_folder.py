@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedmaba.errors import InputError, reason
+from fedmaba.errors import InputError
 from fedmaba.results import array_files, files, metrics, round_lines, run_folder, schema
 from fedmaba.results.history import History, TrainedModel
 from fedmaba.results.metrics import ACCURACY, Fairness, Metric, Unit
@@ -218,7 +218,8 @@ class FederationState:
         if missing > 0:
             out.append(f"rounds.jsonl lacks {missing} of {self.done} rounds: they are not shown")
         name = self.metric.name
-        scored = [t for line in self.rounds for t in line["sites"].values() if _score(t)]
+        told = [t for line in self.rounds for t in line["sites"].values()]
+        scored = any(t.get(what) is not None for t in told for what in ("accuracy", "error"))
         handed = any(line["deployed"] for line in self.finals)
         if self.rounds and not scored and not handed:
             out.append(f"no site told any {name}: none has test examples")
@@ -250,11 +251,8 @@ class StateModels:
         if which not in ("last", "deployed"):
             raise InputError(f"a federation has no model {which!r}: choose last or deployed")
         name = f"models/{which}.safetensors"
-        try:
+        with run_folder.reading(self._path / name, RESTORE):
             return array_files.read_weights(files.path_inside(self._path, name))
-        except array_files.READ_ERRORS as error:
-            why = reason(error)
-            raise InputError(f"{self._path / name} cannot be read ({why}): {RESTORE}") from error
 
     def new_module(self, run: RunHistory) -> nn.Module:
         """Nothing: the code of the model is in the app of the federation."""
@@ -262,10 +260,6 @@ class StateModels:
             "module=True: a state folder holds weights, not the code of the model: give the "
             "module to fill, as module=MyModel()"
         )
-
-
-def _score(told: Mapping[str, Any]) -> bool:
-    return told.get("accuracy") is not None or told.get("error") is not None
 
 
 def load_state_folder(path: Path) -> FederationState | None:
@@ -284,15 +278,12 @@ def load_state_folder(path: Path) -> FederationState | None:
     _, meta, _ = run_folder.load_checkpoint(path, lambda name: False)
     if meta.get("terms") is None:
         return None
-    try:
+    with run_folder.reading(path / "checkpoint", RESTORE):
         terms = schema.check(schema.Terms, meta["terms"])
         if lacks := [key for key in META if meta.get(key) is None]:
             raise ValueError(f"it lacks {lacks[0]!r}")
         if wrong := misfit(meta):
             raise ValueError(f"{wrong} cannot be of a federation")
-    except ValueError as error:
-        where = path / "checkpoint"
-        raise InputError(f"{where} cannot be read ({error}): {RESTORE}") from error
     sites = [str(site) for site in meta["sites"]]
     rounds, finals = _read_lines(path, sites, meta["lines"], meta["round"])
     models = [path / "models" / f"{name}.safetensors" for name in ("last", "deployed")]
@@ -329,7 +320,7 @@ def _read_lines(
     file, known = path / "rounds.jsonl", set(sites)
     rounds: list[RoundLine] = []
     finals: list[RoundLine] = []
-    try:
+    with run_folder.reading(file, RESTORE), contextlib.suppress(FileNotFoundError):
         for place, line in files.json_lines(file, end=end):
             try:
                 told = schema.check(schema.StateLine, line)
@@ -342,11 +333,6 @@ def _read_lines(
                 raise ValueError(f"it has more than {MAX_CELLS:,} rounds times sites")
             if len(rounds) + len(finals) > round_lines.MAX_LINES:
                 raise ValueError(f"it has more than {round_lines.MAX_LINES:,} lines to read")
-    except FileNotFoundError:
-        return [], []
-    except array_files.READ_ERRORS as error:
-        why = reason(error)
-        raise InputError(f"{file} cannot be read ({why}): {RESTORE}") from error
     return rounds, finals
 
 

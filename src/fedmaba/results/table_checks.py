@@ -12,8 +12,11 @@ from fedmaba.results.groups import Groups
 
 SERVER_MODELS: tuple[Literal["deployed", "last"], ...] = ("deployed", "last")  # which every run has
 _PER_ROUND = ("round", "client", "weight", "reported_loss")
+HEARD = 2  # in turnout.answer: not asked -1, its answer never came 0, was late 1, counted 2
 SIZES = ("test_size", "validation_size")  # It says how many examples of a kind each client has.
-_INTEGERS = (*SIZES, "round", "evaluated", "client")
+_MORE = ("info.", "turnout.")  # of each round: what strategies tell, and who took part
+_TURNOUT = ("turnout.answer", "turnout.down", "turnout.up")
+_INTEGERS = (*SIZES, *_TURNOUT, "round", "evaluated", "client")
 
 
 def check_counts(name: str, counts: NDArray[Any], told: Groups) -> None:
@@ -35,7 +38,7 @@ def check_shapes(tables: Mapping[str, Table]) -> None:
     """Refuse tables that cannot belong together, judged by their types and shapes."""
     if "test_size" not in tables:
         raise ValueError("it lacks 'test_size'")
-    seen = {n: t for n, t in tables.items() if n in _PER_ROUND or n.startswith("info.")}
+    seen = {n: t for n, t in tables.items() if n in _PER_ROUND or n.startswith(_MORE)}
     scored = {
         n: t for n, t in tables.items() if n not in seen and n.endswith((".accuracy", ".loss"))
     }
@@ -44,7 +47,8 @@ def check_shapes(tables: Mapping[str, Table]) -> None:
         _require(tables, "evaluated", *pairs)
     if seen:
         _require(tables, "round", "client", "weight")
-    one = {*SIZES, "round", "evaluated", *(n for n in seen if n.startswith("info."))}
+    one = {*SIZES, "round", "evaluated", "turnout.clock"}
+    one |= {n for n in seen if n.startswith("info.")}
     two = {n for n in seen if n not in one} | scored.keys()
     for name, table in tables.items():
         kinds = "iu" if name in _INTEGERS else "f" if name in two else "iuf"
@@ -89,7 +93,10 @@ def check_values(tables: Mapping[str, NDArray[Any]]) -> None:
         raise ValueError("client holds a number that no client has")
     for name in tables:  # A client without test examples has an accuracy of nan.
         lost = np.isinf if name.endswith(".accuracy") else lambda table: ~np.isfinite(table)
-        if name.endswith((".accuracy", "weight", "reported_loss")) and lost(tables[name]).any():
+        told = tables[name]
+        if name in ("weight", "reported_loss") and "turnout.answer" in tables:
+            told = told[tables["turnout.answer"] == HEARD]  # of others nothing is known
+        if name.endswith((".accuracy", "weight", "reported_loss")) and lost(told).any():
             raise ValueError(f"{name} is not finite")
 
 

@@ -232,11 +232,16 @@ def constants(model: nn.Module) -> dict[str, Tensor]:
 
 def call(model: nn.Module, x: Inputs, weights: dict[str, Tensor] | None = None) -> Tensor:
     """The outputs of a model for inputs, with its own or with other weights."""
+    return returned(model, x, weights)[0]
+
+
+def returned(
+    model: nn.Module, x: Inputs, weights: dict[str, Tensor] | None = None
+) -> tuple[Tensor, ...]:
+    """The outputs of a model, and its features where it returns a pair (outputs, features)."""
     args, named = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
-    out: Tensor = (
-        model(*args, **named) if weights is None else functional_call(model, weights, args, named)
-    )
-    return out
+    got = model(*args, **named) if weights is None else functional_call(model, weights, args, named)
+    return got if isinstance(got, tuple) and len(got) == 2 else (got,)
 
 
 @cache
@@ -269,6 +274,7 @@ class RowObjective(NamedTuple):
     numbers: Mapping[str, Tensor]  # (R,) each
     # It has the models (R, P) whose outputs it sees; None says that it is one of the loss alone.
     seen: Mapping[str, Tensor] | None = None
+    features: bool = False  # whether it gets features, too
 
     def factor(self, loss: Tensor) -> Tensor:
         """The derivative of an objective of the loss by that loss, of each row."""
@@ -278,11 +284,14 @@ class RowObjective(NamedTuple):
         return factor if has_it is None else torch.where(has_it > 0, factor, 1.0)
 
     def losses(
-        self, losses: Tensor, out: Tensor, y: Tensor, others: Mapping[str, Tensor]
+        self, losses: Tensor, own: Sequence[Tensor], y: Tensor, others: Mapping[str, Any]
     ) -> Tensor:
-        """An objective of outputs for each example (R, B); usual losses are (R, B)."""
+        """An objective of outputs for each example (R, B); usual losses are (R, B).
+
+        `own` are the outputs, and the features where it gets them; `others` those by model.
+        """
         called = torch.vmap(self.function)
-        return called(losses, out, y, dict(others), dict(self.numbers))
+        return called(losses, *own, y, dict(others), dict(self.numbers))
 
     def row(self, r: int) -> RowObjective:
         """The same for one of the rows."""
@@ -290,7 +299,7 @@ class RowObjective(NamedTuple):
             {name: v[r : r + 1] for name, v in (part or {}).items()}
             for part in (self.numbers, self.seen)
         )
-        return RowObjective(self.function, numbers, None if self.seen is None else seen)
+        return self._replace(numbers=numbers, seen=None if self.seen is None else seen)
 
 
 class Step(NamedTuple):
@@ -421,6 +430,10 @@ class Rows(ABC):
         """Inputs (n, ...) in the order of axes that `add_gradients` and `outputs` want."""
         return x
 
+    def features(self, x: Inputs) -> Tensor | None:
+        """The features (n, ...) that the model returns beside outputs, where it does."""
+        return None
+
     @abstractmethod
     def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         """(R, B, C) in evaluation mode; x is (R, B, ...), or (1, B, ...) where rows share it."""
@@ -444,7 +457,7 @@ class Rows(ABC):
             with torch.enable_grad():
                 leaf = out.detach().requires_grad_()
                 losses = self.losses(leaf, step.y)
-                total = (objective.losses(losses, leaf, step.y, others) * step.weight).sum()
+                total = (objective.losses(losses, [leaf], step.y, others) * step.weight).sum()
                 (g,) = torch.autograd.grad(total, leaf)
             return (losses.detach() * step.weight).sum(1), g * step.scale
         loss, g = self.usual_loss_and_gradient(out, step)

@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedmaba.errors import InputError
 from fedmaba.rows.base import RunningStatistics, layers_with_statistics
@@ -70,6 +71,8 @@ class RowBatchNorm(RunningStatistics):
         return self._normalise(x).to(given)
 
     def _normalise(self, x: Tensor) -> Tensor:
+        if not x.is_cuda and (self.valid is None or not self.training):
+            return self._by_torch(x)
         if not self.training:
             return _normalised(x, self.running_mean, self.running_var.clamp(min=0), self)
         axes = [axis for axis in range(x.ndim) if axis != 1]
@@ -87,6 +90,16 @@ class RowBatchNorm(RunningStatistics):
             for old, new in ((self.running_mean, mean), (self.running_var, unbiased))
         )
         return _normalised(x, mean, squares / count, self)
+
+    def _by_torch(self, x: Tensor) -> Tensor:
+        """Without padding and on a CPU, torch's own layer takes half the time."""
+        mean, variance = self.running_mean, self.running_var
+        if self.training:
+            self.after = mean, variance = mean.clone(), variance.clone()
+        else:
+            variance = variance.clamp(min=0)
+        options = self.training, self.momentum, self.eps
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, *options)
 
 
 def replace_batchnorm(model: nn.Module, choice: Choice, name: str) -> nn.Module:

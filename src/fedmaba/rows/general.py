@@ -23,6 +23,7 @@ from fedmaba.rows.base import (
     Step,
     call,
     layers_with_statistics,
+    returned,
     seed_torch,
 )
 from fedmaba.rows.operations import RowMethod, RowOperations, crashes_backward
@@ -52,6 +53,11 @@ class General(Rows):
         model: nn.Module = self._own.model
         return model.train(training)
 
+    def features(self, x: Inputs) -> Tensor | None:
+        with torch.no_grad():
+            got = returned(self._model(False), x)
+        return got[1] if len(got) == 2 else None
+
 
 def own_copy(model: nn.Module, *, share_frozen: bool = False) -> nn.Module:
     """A copy whose recurrent layers skip their check of memory addresses, because rows have none.
@@ -71,16 +77,16 @@ def _nothing() -> None:
 
 
 def call_training(
-    model: nn.Module, x: Inputs, weights: dict[str, Tensor] | None, valid: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """The outputs of one row in training, and how far this minibatch moves its statistics.
+    model: nn.Module, x: Inputs, weights: dict[str, Tensor] | None, valid: Tensor | None
+) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """What one row's model returns in training, and how far this minibatch moves its statistics.
 
-    `valid` says which examples are none of the padding.
+    `valid` says which examples are none of the padding; None: there is none.
     """
     layers = layers_with_statistics(model)
     for layer in layers.values():
         layer.valid = valid
-    out = call(model, x, weights)
+    got = returned(model, x, weights)
     moved = [
         new.detach() - (getattr(layer, name) if weights is None else weights[head + name])
         for head, layer in layers.items()
@@ -88,7 +94,7 @@ def call_training(
     ]
     for layer in layers.values():
         layer.valid, layer.after = None, ()
-    return out, moved
+    return got, moved
 
 
 class _GroupNorms(TorchFunctionMode):
@@ -180,11 +186,12 @@ class LoopRows(General):
                 p.data = view[r]
             with torch.enable_grad():
                 with self._drawing(step.keys[r]):
-                    out, moved = call_training(model, self._inputs(x), None, weight > 0)
-                each = self.per_example(out, y)
+                    got, moved = call_training(model, self._inputs(x), None, None)
+                each = self.per_example(got[0], y)
                 total = usual = (each * weight).sum()
                 if objective is not None and others is not None:
-                    total = objective.losses(each[None], out[None], y[None], others)[0]
+                    row = [v[None] for v in got[: 1 + objective.features]]
+                    total = objective.losses(each[None], row, y[None], others)[0]
                     total = (total * weight).sum()
                 grads = list(torch.autograd.grad(total, weights, materialize_grads=True))
             losses.append(usual.detach())
@@ -196,16 +203,21 @@ class LoopRows(General):
                 view[r].add_(change)
         return torch.stack(losses)
 
-    def _seen(self, objective: RowObjective, x: Inputs) -> dict[str, Tensor] | None:
-        """The outputs (1, B, ...) of the models that one row's objective of outputs sees."""
+    def _seen(self, objective: RowObjective, x: Inputs) -> dict[str, Any] | None:
+        """What one row's objective of outputs gets of the models that it sees, (1, B, ...)."""
         if objective.seen is None:
             return None
         one = tree_map(lambda v: v[None], x)
-        found = {name: self.outputs(flat, one) for name, flat in objective.seen.items()}
+        what = self._returned if objective.features else self.outputs
+        found = {name: what(flat, one) for name, flat in objective.seen.items()}
         self._model(True)  # as it was before
         return found
 
     def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
+        return self._returned(flat, x, 1)[0]
+
+    def _returned(self, flat: Tensor, x: Inputs, parts: int = 2) -> tuple[Tensor, ...]:
+        """Outputs (R, B, ...) in evaluation mode, or the first of outputs and features."""
         model, each = self._model(False), []
         weights = self.layout.tensors(model).values()
         key = torch.zeros((), dtype=torch.int64, device=self._device)  # one for all evaluations
@@ -215,5 +227,5 @@ class LoopRows(General):
                     p.data = view[0]
                 own = tree_map(lambda v: v[r % len(v)], x)  # noqa: B023
                 with self._drawing(key):  # A model may draw random numbers here, too.
-                    each.append(call(model, self._inputs(own)))
-        return torch.stack(each)
+                    each.append(returned(model, self._inputs(own))[:parts])
+        return tuple(torch.stack(part) for part in zip(*each, strict=True))

@@ -24,7 +24,7 @@ from fedmaba.data.targets import TargetKind
 from fedmaba.data.trees import Tree
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.rows import batchnorm as norms
-from fedmaba.rows.base import Inputs, Layout, call, constants, keep_weights, seed_torch
+from fedmaba.rows.base import Inputs, Layout, call, constants, keep_weights, returned, seed_torch
 from fedmaba.rows.ready import lstm, mlp_tabular, resnet, transformers
 
 # Of one example: sizes, or a tuple or dict of sizes where there are several inputs. What a factory
@@ -194,7 +194,7 @@ def build_model(
         _require_float32(model, name)
         read = as_read(model.eval(), shape, examples)
         x = _inputs(read, examples)
-        out = _try(model, name, x)  # This also gives lazy layers their weights.
+        out, *features = _try(model, name, x)  # This also gives lazy layers their weights.
         if examples is None and any(trees.leaves(trees.mapped(lambda leaf: leaf.vocabulary, read))):
             _try(model, name, _inputs(read, None, largest=True))
     model = norms.replace_batchnorm(model, batchnorm, name)
@@ -202,9 +202,10 @@ def build_model(
         some = any(True for _ in model.parameters())
         what = "all weights are frozen" if some else "there are no weights to train"
         raise InputError(f"model {name!r}: {what}: let it have weights with requires_grad=True")
-    if not out.ndim or len(out) != 2:
-        what = f"gives outputs of shape {tuple(out.shape)} for 2 examples"
-        raise InputError(f"model {name!r} {what}: give one entry for each, as (2, ...)")
+    for what, one in zip(RETURNED, (out, *features), strict=False):
+        if not one.ndim or len(one) != 2:
+            gave = f"gives {what} of shape {tuple(one.shape)} for 2 examples"
+            raise InputError(f"model {name!r} {gave}: give one entry for each, as (2, ...)")
     free = free and target.task != "classify"
     if not free and (why := target.misfit(tuple(out.shape[1:]))):
         raise InputError(f"model {name!r} {why}")
@@ -232,10 +233,12 @@ def _no_training(model: nn.Module, name: str, x: Inputs) -> str:
             return f"its weights {weight!r} are not finite at the start: correct how they are made"
     with generator_left_alone():
         buffers = {n: b.clone() for n, b in model.named_buffers()}
-        out = _try(model, name, x, buffers, trained=True)
-    if not out.is_floating_point():
-        return f"its outputs are of {str(out.dtype)[6:]}: return floating-point numbers, as logits"
-    if not out.requires_grad:
+        got = _try(model, name, x, buffers, trained=True)
+    for what, one in zip(RETURNED, got, strict=False):
+        if not one.is_floating_point():
+            kind = str(one.dtype)[6:]
+            return f"its {what} are of {kind}: return floating-point numbers, as logits"
+    if not got[0].requires_grad:
         return (
             "its outputs have no gradient, so nothing would be trained: leave out .detach(), "
             ".numpy() and torch.no_grad() in forward"
@@ -330,17 +333,21 @@ def _leak_between_examples(
                             f"training changes the buffer {n!r}, which is no weight that clients "
                             "send: leave out such a layer (spectral norm, counters)"
                         )
-            if not torch.allclose(outs[0], outs[1], 1e-4, 1e-6, equal_nan=True):
+            if not all(map(_alike, outs[0], outs[1])):
                 return (
                     "its output changes from call to call for the same inputs and the same seed "
                     "of torch: draw random numbers by torch, not by numpy or random"
                 )
-            if not torch.allclose(outs[1][0], outs[2][0], 1e-4, 1e-6, equal_nan=True):
+            if not all(_alike(a[0], b[0]) for a, b in zip(outs[1], outs[2], strict=True)):
                 return (
                     "its output for an example depends on the others of the minibatch, which is "
                     "padded: normalise each example by itself, as GroupNorm does"
                 )
     return ""
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b, 1e-4, 1e-6, equal_nan=True)
 
 
 def as_read(model: nn.Module, shape: InputShapes, examples: Examples = None) -> Tree[trees.Shape]:
@@ -462,6 +469,7 @@ def _distinct_rows(examples: Tree[NDArray[Any]]) -> list[int]:
     return (list(found.values())[:3] * 3)[:3]
 
 
+RETURNED = ("outputs", "features")
 _DTYPES = {"f": torch.float32, "i": torch.int64, "b": torch.bool}
 
 
@@ -472,21 +480,25 @@ def _try(
     buffers: dict[str, torch.Tensor] | None = None,
     *,
     trained: bool = False,
-) -> torch.Tensor:
-    """The outputs of a model for some inputs."""
+) -> tuple[torch.Tensor, ...]:
+    """What a model returns for some inputs: outputs, and features where there are."""
     wrong: list[str] = []
     try:
         with torch.set_grad_enabled(trained), _watched_tokens(model) as wrong:
-            out: object = call(model, x, buffers)
+            got: tuple[object, ...] = returned(model, x, buffers)
     except Exception as error:  # user code can raise anything
         if wrong:
             raise InputError(f"model {name!r} gets {wrong[0]}") from error
         sizes = trees.mapped(lambda v: trees.Shape(tuple(v.shape[1:])), x)
         what = f"model {name!r} does not accept inputs of shape {trees.in_words(sizes)}"
         raise user_code.error_in_user_code(what, error) from error
-    if not isinstance(out, torch.Tensor):
-        raise InputError(f"model {name!r} gives outputs as {type(out).__name__}: return one tensor")
-    return out
+    for what, one in zip(RETURNED, got, strict=False):
+        if not isinstance(one, torch.Tensor):
+            gave = f"{what} as {type(one).__name__}"
+            raise InputError(
+                f"model {name!r} gives {gave}: return one tensor, or a pair (outputs, features)"
+            )
+    return got  # type: ignore[return-value]
 
 
 def describe_models() -> list[tuple[str, str]]:

@@ -9,6 +9,9 @@ for the minibatch of one row: the usual loss of each example (n,), outputs and t
 outputs of other models by name, and numbers (). It returns what is minimised, of each example from
 that example alone: minibatches are padded, and their mean is taken elsewhere. `torch.vmap` calls it
 for all rows at once.
+
+An objective of features is (losses, outputs, features, y, others, numbers) -> (n,), for models that
+return pairs (outputs, features). It gets these pairs of other models, too.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from fedmaba import user_code
 from fedmaba.data import trees
@@ -36,6 +40,7 @@ class ObjectiveFunction:
 
     function: Callable[..., Tensor]
     of_outputs: bool
+    of_features: bool  # and of outputs
 
 
 @cache
@@ -52,12 +57,12 @@ def find(name: str) -> ObjectiveFunction:
         many = len(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # no function, or one that does not say
         many = 0
-    if many not in (2, 5):
+    if many not in (2, 5, 6):
         raise InputError(
             f"objective {name!r}: write a function of (loss, numbers), or of (losses, outputs, y, "
-            "others, numbers)"
+            "others, numbers), or with features after outputs"
         )
-    return ObjectiveFunction(function, many == 5)
+    return ObjectiveFunction(function, many > 2, many == 6)
 
 
 def check(
@@ -77,42 +82,55 @@ def check(
     out = rows.outputs(
         flat[:1].expand(2, -1), trees.mapped(lambda v: v[None, :3].expand(2, *v[:3].shape), x)
     )
-    targets, others = y[None, :3].expand(2, *y[:3].shape), dict.fromkeys(sees, out.detach())
+    own, targets = [out], y[None, :3].expand(2, *y[:3].shape)
+    if found.of_features:
+        features = rows.features(trees.mapped(lambda v: v[:3], x))
+        if features is None:
+            raise InputError(
+                f"objective {name!r} is one of features, and this model returns outputs alone: "
+                "take a model whose forward returns a pair (outputs, features)"
+            )
+        own.append(features.to(out).expand(2, *features.shape))
+    others = dict.fromkeys(sees, tuple(own) if found.of_features else out.detach())
     with torch.enable_grad():
-        out = out.detach().requires_grad_()
-        losses = rows.losses(out, targets)
+        own = [v.detach().requires_grad_() for v in own]
+        losses = rows.losses(own[0], targets)
     tensors = {n: torch.full_like(losses[:, 0], value) for n, value in numbers.items()}
     tried = RowObjective(found.function, tensors, {} if found.of_outputs else None)
     if found.of_outputs:
-        _check_of_outputs(name, tried, (losses, out, targets, others))
+        _check_of_outputs(name, tried, (losses, own, targets, others))
     else:
         _tried(name, lambda: tried.factor(losses[:, 0].detach()), (2,), "factor for each row")
 
 
 def _check_of_outputs(name: str, tried: RowObjective, given: tuple[Any, ...]) -> None:
     """Refuse an objective of outputs that fails on one row, on some of its examples, or on two."""
-    losses, out, targets = (v[0].detach() for v in given[:3])
-    others = {model: v[0] for model, v in given[3].items()}
+    losses, own, targets, others = tree_map(lambda v: v[0].detach(), given)
     numbers = {number: v[0] for number, v in tried.numbers.items()}
 
     def of_first(k: int) -> Tensor:
         """The losses of the first examples of a row."""
-        seen = {model: v[:k] for model, v in others.items()}
-        call = partial(tried.function, losses[:k], out[:k], targets[:k], seen, numbers)
-        return _tried(name, call, (k,), "loss for each example")
+        first = tree_map(lambda v: v[:k], (losses, *own, targets, others))
+        return _tried(name, partial(tried.function, *first, numbers), (k,), "loss for each example")
 
     if not torch.allclose(of_first(len(losses))[:1], of_first(1)):
         raise InputError(
             f"objective {name!r} gives an example another loss in another minibatch: make the loss "
             "of each example from that example alone"
         )
+
+    def total(own: list[Tensor], losses: Tensor, *more: Any) -> Tensor:
+        return tried.function(losses, *own, *more).sum()
+
     try:
         with torch.enable_grad():
             together = tried.losses(*given)
+            # As all rows at once of a model of the user's, where torch can do less.
+            torch.vmap(torch.func.grad(total))(given[1], given[0], *given[2:], {**tried.numbers})
     except Exception as error:  # user code can raise anything
         raise InputError(
             f"objective {name!r} cannot be called for many clients at once by torch.vmap: leave "
-            "out .item(), and `if` on values of tensors"
+            "out .item(), one_hot() and `if` on values of tensors"
         ) from error
     if not together.requires_grad:
         raise InputError(
@@ -161,7 +179,7 @@ def fedntd(
 ) -> Tensor:
     """The usual loss, and beta * KL(server, client) over the classes that an example is not of."""
     _refuse_all_but_classes("fedntd", outputs, y)
-    true = torch.nn.functional.one_hot(y, outputs.shape[-1]).bool()
+    true = y[:, None] == torch.arange(outputs.shape[-1], device=y.device)
     theirs, own = (
         (v / numbers["tau"]).masked_fill(true, NEVER).log_softmax(-1)
         for v in (others["server"], outputs)
@@ -184,6 +202,18 @@ def moon(
     return losses - numbers["mu"] * (torch.stack(likeness) / numbers["tau"]).log_softmax(0)[0]
 
 
+def moon_of_features(
+    losses: Tensor,
+    outputs: Tensor,
+    features: Tensor,
+    y: Tensor,
+    others: Mapping[str, tuple[Tensor, Tensor]],
+    numbers: Mapping[str, Tensor],
+) -> Tensor:
+    """As `moon`, with features in place of outputs."""
+    return moon(losses, features, y, {name: pair[1] for name, pair in others.items()}, numbers)
+
+
 NEVER = -1e30  # a logit whose class has no probability, and no difference that is not a number
 
 
@@ -198,4 +228,5 @@ OBJECTIVES: dict[str, Callable[..., Tensor]] = {
     "propfair": propfair,
     "fedntd": fedntd,
     "moon": moon,
+    "moon-features": moon_of_features,
 }

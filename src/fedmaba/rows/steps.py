@@ -223,7 +223,9 @@ def objective_of(
     found, a = objectives.find(name), numbers.shape[1]
     named = dict(zip(names, numbers[1 + bool(rule.pull) :], strict=False))
     models = {name: flat[:a] for name, flat in (seen or {}).items()}
-    return RowObjective(found.function, named, models if found.of_outputs else None)
+    return RowObjective(
+        found.function, named, models if found.of_outputs else None, found.of_features
+    )
 
 
 def take(rule: StepRule, x: Inputs, index: Tensor, keys: Tensor) -> Inputs:

@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from fedmaba.rows import inductor
-from fedmaba.rows.base import Inputs, Layout, LossFn, Step, call
+from fedmaba.rows.base import Inputs, Layout, LossFn, Step, call, returned
 from fedmaba.rows.general import General, call_training
 from fedmaba.rows.operations import RowMethod, RowOperations
 
@@ -41,6 +41,7 @@ class _Task(NamedTuple):
     objective: Callable[..., Tensor] | None = None  # one of outputs
     numbers: tuple[str, ...] = ()  # which it gets by name
     seen: tuple[str, ...] = ()  # models whose outputs it gets
+    parts: int = 1  # of what models return: outputs, or features too
 
 
 class TracedRows(General):
@@ -90,8 +91,9 @@ class TracedRows(General):
         numbers, seen = dict[str, Tensor](), dict[str, Tensor]()
         if objective is not None and objective.seen is not None:
             numbers, seen = dict(objective.numbers), dict(objective.seen)
-            form = (objective.function, tuple(numbers), tuple(seen))
-            task = _Task(*task[:3], *form)
+            task = _Task(
+                *task[:3], objective.function, tuple(numbers), tuple(seen), 1 + objective.features
+            )
         if self.cuda:
             examples, size = _size(many, self.minibatch), _size(rows, max(rows, step.of))
             x, y, weight = tree_map(lambda v: _longer(v, examples, 1), (x, y, weight))
@@ -198,17 +200,19 @@ class TracedRows(General):
             key: Tensor,
         ) -> tuple[Tensor, tuple[Tensor, list[Tensor]]]:
             with RowOperations(how, key):
-                out, moved = call_training(model, x, own | statistics | frozen, weight > 0)
-            out = out.to(weight.dtype)
+                got, moved = call_training(model, x, own | statistics | frozen, weight > 0)
+            out, *features = (v.to(weight.dtype) for v in got[: task.parts])
             losses = self.per_example(out, y)
             usual = (losses * weight).sum()
             if task.objective is None:
                 return usual, (usual, moved)
             model.eval()
             with RowOperations(how, None):
-                others = {n: call(model, x, w | frozen).to(out.dtype) for n, w in seen.items()}
+                every = {n: returned(model, x, w | frozen) for n, w in seen.items()}
+                pairs = {n: tuple(v.to(out.dtype) for v in one) for n, one in every.items()}
+                others = pairs if features else {n: one[0] for n, one in pairs.items()}
             model.train()
-            each = task.objective(losses, out, y, others, numbers)
+            each = task.objective(losses, out, *features, y, others, numbers)
             return (each * weight).sum(), (usual, moved)
 
         def gradients(*flat: Tensor) -> tuple[Tensor, ...]:

@@ -40,7 +40,7 @@ from fedmaba.simulation.local_training import Pool
 from fedmaba.simulation.memory import ClientMemory
 from fedmaba.simulation.optimiser import Optimiser
 from fedmaba.simulation.part import Part, Setting
-from fedmaba.simulation.parts import columns_of, parts_of
+from fedmaba.simulation.parts import carried_by, columns_of, parts_of
 from fedmaba.simulation.scoring import evaluate_models
 from fedmaba.simulation.state import (
     Candidates,
@@ -127,7 +127,7 @@ def start(
         rows=rows,
         pool=pool,
         metric=metric or usual.metric,
-        progress=_first_progress(runs, plan, rows, flat, memory, ranks),
+        progress=_first_progress(runs, plan, rows, flat, memory, parts, ranks),
         train=trained,
         validation=validated,
         test=tested,
@@ -193,6 +193,7 @@ def _first_progress(
     rows: Rows,
     flat: Tensor,
     memory: ClientMemory,
+    parts: Sequence[Part],
     ranks: Ranks,
 ) -> Progress:
     """Where runs stand that begin with the models flat (R, P)."""
@@ -221,6 +222,7 @@ def _first_progress(
         picks=dict.fromkeys(picking, Candidates(flat[:0], np.zeros(0), np.zeros(0), nobody)),
         diverged=[""] * len(runs),
         chunk=ranks.least(plan.chunk or _chunk(rows, runs, plan, flat)),
+        carried=carried_by(parts, len(runs)),
     )
 
 

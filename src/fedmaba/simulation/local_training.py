@@ -33,6 +33,7 @@ from fedmaba.rows.steps import (
 )
 from fedmaba.simulation.augmentation import Augmentation
 from fedmaba.simulation.optimiser import Optimiser, Schedule, step_factors
+from fedmaba.strategies.base import Second
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -49,6 +50,13 @@ class Pool:
     x: Inputs  # (n, ...)
     y: Tensor  # (n,) or (n, ...)
     entries: Tensor  # (total,) rows of x: the training examples of one client after another
+
+
+class JobSecond(NamedTuple):
+    """The second model of the rows of a job."""
+
+    how: Second
+    begin: Callable[[Tensor], object] | None = None  # writes where it starts (R, P); None: at w
 
 
 class JobObjective(NamedTuple):
@@ -79,6 +87,7 @@ class TrainingJob:
     added: AddedTerms | None = None  #      constant terms of the rows' gradients
     own: Tensor | None = None  # (R, P - S)  what clients kept of their last model
     moves: Moves = "all"
+    second: JobSecond | None = None
     begin: Callable[[Tensor], object] | None = None  # writes models (R, P) to start from; a pull
     #                                       is towards `run`'s model
 
@@ -90,7 +99,7 @@ class TrainingJob:
     def direct(self) -> bool:
         """Whether a step may add its gradient to the weights at once."""
         plain = self.optimiser.plain and self.schedule == Schedule()
-        return plain and not self.full_batch and self.moves == "all"
+        return plain and not self.full_batch and self.moves == "all" and self.second is None
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,7 @@ class TrainSpec:
     epochs: int
     width: int  #       examples of the largest client
     moves: Moves
+    second: Second | None
 
 
 def train_chunk(
@@ -118,6 +128,7 @@ def train_chunk(
 ) -> tuple[Tensor, Tensor]:
     """Trained weights (R, P), and the mean loss and the sum of weights of each row, (2, R).
 
+    Where clients have a model of their own by `job.second`, the second models come after, (2R, P).
     A replay overwrites the results of a job of the same shape and `result_slot`.
     """
     given = _given(rows, models, job)
@@ -131,6 +142,7 @@ def train_chunk(
         epochs=int((-(-job.steps // job.minibatches())).max()),
         width=int(job.size.max()),
         moves=job.moves,
+        second=None if job.second is None else job.second.how,
     )
     ints = np.array([job.run, job.first, job.size, job.minibatches(), job.key, job.steps])
     dtype = np.float64 if models.dtype == torch.float64 else np.float32
@@ -197,6 +209,8 @@ def _given(rows: Rows, models: Tensor, job: TrainingJob) -> dict[str, Input]:
         given["own"] = job.own
     if job.begin is not None:
         given["begin"] = Written(shape, models.dtype, job.begin)
+    if job.second is not None and job.second.begin is not None:
+        given["second"] = Written(shape, models.dtype, job.second.begin)
     if job.added is not None:
         write = partial(_write_added, job, job.added, models, rows.layout.shared)
         given["added"] = Written(shape, models.dtype, write)
@@ -267,15 +281,20 @@ def _train(
     )
     if spec.optimiser is None:
         w, met = run_steps(chunk)
+        second = None
     else:
-        w, met = _gradient_steps(spec, spec.optimiser, chunk)
-    return w, torch.stack([_summed(met, spec.rule.count) / steps, w.sum(1)])
+        w, met, second = _gradient_steps(spec, spec.optimiser, chunk)
+    summary = torch.stack([_summed(met, spec.rule.count) / steps, w.sum(1)])
+    return w if second is None else torch.cat([w, second]), summary
 
 
 def _gradient_steps(
     spec: TrainSpec, optimiser: Optimiser, chunk: DeviceChunk
-) -> tuple[Tensor, list[Tensor]]:
-    """Steps that compute the whole gradient first: an optimiser works on it, or it has pieces."""
+) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    """Steps that compute the whole gradient first: an optimiser works on it, or it has pieces.
+
+    Returns trained weights, losses of steps, and second models where clients keep them.
+    """
     rule, floats = chunk.rule, chunk.numbers
     every, start = first_models(chunk, pulled=bool(rule.pull))
     layout = rule.rows.layout
@@ -287,10 +306,16 @@ def _gradient_steps(
     sizes = down * floats[-steps:, :, None] if spec.scheduled else None  # (K, R, 1)
     index, weight = chunk.draw(rule.count)
     drawn, met = (index, chunk.y[index], weight), []
+    x = None if spec.second is None else chunk.given.get("second", torch.empty_like(every))
     for k, a in enumerate(spec.active):
         whole = gradient[:a].zero_()
-        for step in _pieces(spec, chunk, [v[:a, k] for v in drawn], chunk.streams[k, :a], one):
-            met.append(rule.rows.add_gradients(every[:a], whole, step)[None])
+        size = down if sizes is None else sizes[k, :a]
+        if spec.second is not None and x is not None:
+            second = SecondStep(spec, chunk, spec.second, index, weight, k, one)
+            met.append(second.take(every[:a], x[:a], whole, size)[None])
+        else:
+            for step in _pieces(spec, chunk, [v[:a, k] for v in drawn], chunk.streams[k, :a], one):
+                met.append(rule.rows.add_gradients(every[:a], whole, step)[None])
         g = whole[:, moving]
         every[:a, end:].add_(whole[:, end:])
         if optimiser.clip is None:  # first, as version 0.1 does: the order of sums is part of a
@@ -302,9 +327,55 @@ def _gradient_steps(
         if optimiser.clip is not None:  # what is shortened is the gradient of the loss
             optimiser.shorten(g)
             optimiser.decay(g, w[:a])
-        size = down if sizes is None else sizes[k, :a]
         optimiser.step(w[:a], g, [part[:a] for part in state], size, k)
-    return every, met
+    return every, met, x if spec.second is not None and spec.second.kept else None
+
+
+class SecondStep(NamedTuple):
+    """One step of some rows with their second models, as `Second` says."""
+
+    spec: TrainSpec
+    chunk: DeviceChunk
+    how: Second
+    examples: Tensor  # (R, K, B)  rows of the pool
+    weight: Tensor  # (R, K, B)
+    k: int
+    one: Tensor  # ()
+
+    def take(self, w: Tensor, x: Tensor, whole: Tensor, size: Tensor) -> Tensor:  # (a,)
+        """Move x (a, P), and write over `whole` (a, P) the gradient that w takes; its loss at w."""
+        how, layout = self.how, self.chunk.rule.rows.layout
+        moving, end = layout.moving(self.spec.moves), layout.trained
+        if how.kind == "mixed":
+            self._gradient(torch.lerp(w, x, how.mix), whole, self.k, 0)
+            x[:, moving].addcmul_(whole[:, moving], size * how.mix)
+            return self._gradient(w, whole.zero_(), self.k, 0)
+        x.copy_(w)
+        rate, losses = how.lr * how.pull, []  # a pull after a step shortens the step, too
+        for s in range(how.steps):
+            losses.append(self._gradient(x, x, self.k, s, -how.lr / (1 - rate)))
+            x[:, moving].lerp_(w[:, moving], rate)
+        if how.kind == "ahead":
+            self._gradient(x, whole, self.k + 1, how.steps)
+        else:
+            torch.sub(w[:, moving], x[:, moving], out=whole[:, moving]).mul_(how.pull)
+            torch.sub(x[:, end:], w[:, end:], out=whole[:, end:])
+        return losses[0]
+
+    def _gradient(
+        self, at: Tensor, into: Tensor, k: int, number: int, scale: float = 1.0
+    ) -> Tensor:  # (a,)
+        """Add the gradient at models (a, P) of minibatch k, times a scale; the loss there.
+
+        After a row's last minibatch comes its first. `number` tells apart random masks of a step.
+        """
+        chunk, a = self.chunk, len(at)
+        place = (k % chunk.steps[:a])[:, None, None].expand(-1, 1, self.weight.shape[2])
+        index, weight = (v[:a].gather(1, place)[:, 0] for v in (self.examples, self.weight))
+        streams = chunk.streams[self.k, :a] + (number << 32)
+        drawn = [index, chunk.y[index], weight]
+        (step,) = _pieces(self.spec, chunk, drawn, streams, self.one * scale)
+        return chunk.rule.rows.add_gradients(at, into, step)
 
 
 def _pieces(

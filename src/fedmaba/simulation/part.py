@@ -23,7 +23,7 @@ from fedmaba.strategies.base import Local, Needs
 if TYPE_CHECKING:
     from fedmaba.simulation.batch import Batch
     from fedmaba.simulation.client import Chunk, Trainer
-    from fedmaba.simulation.state import Plan, Run
+    from fedmaba.simulation.state import Plan, Round, Run
     from fedmaba.simulation.work import Cohort, Work
 
 FloatArray = NDArray[np.float64]
@@ -45,10 +45,19 @@ class Setting:
     plan: Plan | None = None
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """The clients of a run whose models are trained in a round, where a part decides it."""
+
+    client: IntArray  # (m,)  in order; there may be none
+    key: IntArray  # (m,)     random stream of each one's training
+
+
 class Part:
     """One feature, for the runs that have it. Every hook does nothing by default."""
 
     bounds: ClassVar[tuple[str, ...]] = ()  # numbers that `report` makes finite whatever they are
+    waits: ClassVar[bool] = False  # whether `draw` needs what the round before left
 
     def __init__(self, setting: Setting, runs: frozenset[int]) -> None:
         self.setting = setting
@@ -69,6 +78,10 @@ class Part:
         """What each client of a run keeps, by name."""
         return {}
 
+    def carries(self, r: int) -> Mapping[str, NDArray[Any]]:
+        """What a run hands from round to round besides, by name, before the first."""
+        return {}
+
     def alike(self, r: int) -> IntArray | int:
         """A number, or one for each client (N,): rows that differ are not trained together."""
         return 0
@@ -76,6 +89,12 @@ class Part:
     def joins_step(self, r: int) -> bool:
         """Whether `collect` or `add` change the step of a run's server."""
         return False
+
+    # on the host, before a round
+
+    def draw(self, batch: Batch, r: int, t: int) -> Drawn | None:
+        """Who takes part in a round of a run; None: a draw of all its clients."""
+        return None
 
     # on the device, for a chunk of rows; maybe in a thread of its own
 
@@ -108,6 +127,9 @@ class Part:
     def info(self, work: Work, r: int) -> Mapping[str, float]:
         """Numbers that the record of a round has besides the strategy's."""
         return {}
+
+    def recorded(self, batch: Batch, work: Work, rounds: dict[int, Round]) -> None:
+        """Change or complete the records of a round, by run; those that just ended have none."""
 
     # in losses and evaluation
 

@@ -98,8 +98,12 @@ def tensor_version(model: Tensor) -> object:
 
 
 def pipelines_rounds(batch: Batch) -> bool:
-    """Whether rounds overlap: on a GPU, which works while the host goes on, with one rank only."""
-    return batch.graphs.on and batch.ranks.count == 1
+    """Whether rounds overlap: on a GPU, which works while the host goes on, with one rank only.
+
+    They do not where a round must end before it is known who takes part in the next.
+    """
+    alone = batch.graphs.on and batch.ranks.count == 1
+    return alone and not any(part.waits for part in batch.parts)
 
 
 def lanes(batch: Batch) -> list[Lane]:

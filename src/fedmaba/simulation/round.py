@@ -29,7 +29,7 @@ from fedmaba.simulation.batch import Batch
 from fedmaba.simulation.client import Chunk, train_clients
 from fedmaba.simulation.part import IntArray, Moment
 from fedmaba.simulation.state import Round
-from fedmaba.simulation.vectors import take_rows
+from fedmaba.simulation.vectors import put_rows, take_rows
 from fedmaba.simulation.work import Cohort, Work, chunk_of, draw, not_finite, out_of_memory
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import client_weights
@@ -191,10 +191,11 @@ def _add_weighed(batch: Batch, work: Work, here: list[CohortRows], w: Tensor) ->
         for c, own, place in here
     ]
     total, weight = server_step.weighted_sums(w, coef)
-    runs = send(np.array([here[k][0].r for k in weighed]), w.device)
-    took = send(np.array(weighed), w.device)
-    delta, model = work.step_of(batch), batch.progress.model
-    delta[runs] += total[took] - weight[took] * model[runs]
+    runs, took = np.array([here[k][0].r for k in weighed]), np.array(weighed)
+    delta = work.step_of(batch)
+    more = take_rows(weight, took) * take_rows(batch.progress.model, runs)
+    torch.sub(take_rows(total, took), more, out=more)
+    put_rows(delta, runs, more.add_(take_rows(delta, runs)))
 
 
 def _keep_changes(
@@ -287,6 +288,8 @@ def rounds_of(batch: Batch, work: Work) -> dict[int, Round]:
         for part in batch.parts_of(c.r):
             info |= part.info(work, c.r)
         out[c.r] = Round(client, coef, work.replies[c.r].loss, info)
+    for part in batch.parts:
+        part.recorded(batch, work, out)
     return out
 
 

@@ -109,10 +109,15 @@ def _summed(coef: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def weighted(coef: FloatArray, change: Tensor, layers: list[slice]) -> Tensor:
-    """(P,) Weighted changes (m, P), with one row of coefficients or one for each layer (L, m)."""
+    """(P,) Weighted changes (m, P), with one row of coefficients or one for each layer (L, m).
+
+    Rows of another number are mixes, of which a rule makes the step; this is their mean.
+    """
     if coef.ndim == 1:
         return combine_changes(coef, change)
     out = combine_changes(coef.mean(0), change)  # statistics have the mean of the layers
+    if len(coef) != len(layers):
+        return out
     for row, part in zip(coef, layers, strict=True):
         out[part] = combine_changes(row, change[:, part])
     return out

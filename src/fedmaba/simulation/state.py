@@ -5,8 +5,8 @@ Data only. A `Progress` that was saved and loaded continues bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ from fedmaba.rows.batchnorm import Choice
 from fedmaba.simulation.memory import ClientMemory
 from fedmaba.simulation.optimiser import Optimiser, round_schedule
 from fedmaba.strategies.base import Local, State, Strategy
+from fedmaba.turnout.plan import Turnout
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -44,6 +45,7 @@ class Plan:
     server_lr: float = 1.0
     server_momentum: float = 0.0
     privacy: Privacy | None = None  #       what clients are promised; None: nothing
+    turnout: Turnout | None = None  #       who is there and answers; None: all who are drawn
     eval_every: int = 1
     finetune: int | None = None  #          local steps of each client before it is evaluated
     batchnorm: Choice = "refuse"  #         what becomes of BatchNorm layers, see rows.batchnorm
@@ -88,6 +90,7 @@ class Round:
     weight: FloatArray  # (m,)
     loss: FloatArray | None  # (m,)
     info: dict[str, float]
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # (m,) or () more, by name
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ class Progress:
     picks: dict[int, Candidates]  #         by deployed model, where a rule picks a round
     diverged: list[str]  #                  why a run ended early; empty while it goes on
     chunk: int  #                           how many rows are trained at once
+    carried: list[dict[str, NDArray[Any]]]  # by run: what parts hand on, by name
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything but round, chunk and diverged, as arrays for a checkpoint."""
@@ -130,6 +134,11 @@ class Progress:
             out |= {f"state/{r}/{name}": value for name, value in state.items()}
         return out
 
+    def _carried(self) -> dict[str, NDArray[Any]]:
+        """What parts hand on, by its names in a checkpoint."""
+        every = enumerate(self.carried)
+        return {f"carried/{r}/{name}": v.copy() for r, own in every for name, v in own.items()}
+
     def _own_arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays besides what clients and strategies keep."""
         out: dict[str, NDArray[Any]] = {
@@ -137,6 +146,7 @@ class Progress:
         }
         out |= {"best_score": self.best_score.copy(), "best_round": self.best_round.copy()}
         out |= {name: _copy(moments) for name, moments in self._moments()}
+        out |= self._carried()
         for d, some in self.picks.items():
             out[f"pick/{d}/model"] = _copy(some.model)
             out |= {f"pick/{d}/{name}": getattr(some, name) for name in CANDIDATE}
@@ -195,6 +205,10 @@ class Progress:
                 for name, value in arrays.items()
                 if name.startswith(own)
             }
+        self.carried = [
+            {name: arrays[f"carried/{r}/{name}"].copy() for name in own}
+            for r, own in enumerate(self.carried)
+        ]
         for d in self.picks:
             told = (arrays[f"pick/{d}/{name}"].copy() for name in CANDIDATE)
             self.picks[d] = Candidates(tensor(f"pick/{d}/model"), *told)

@@ -6,6 +6,7 @@ is some rows that are trained at once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,8 +19,8 @@ from torch import Tensor
 from fedmaba.simulation.client import Chunk, Trainer
 from fedmaba.simulation.distributed import Ranks
 from fedmaba.simulation.local_training import TrainingJob
-from fedmaba.simulation.part import Host
-from fedmaba.simulation.state import Run
+from fedmaba.simulation.part import Drawn, Host
+from fedmaba.simulation.state import Plan, Run
 from fedmaba.strategies.base import Decision, Needs, Replies
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Work:
     cohorts: list[Cohort]
     table: RowTable
     chunks: list[IntArray]  #  rows of the table that this rank trains
+    drawn: Mapping[int, Drawn]  # by run, where a part says who takes part; maybe nobody
     # of training
     new: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # (m, width) rows of columns
     means: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # (P,) of columns, new ones
@@ -133,17 +135,23 @@ def draw(batch: Batch, runs: list[int], t: int) -> Work:
     """Draw the participants of a round with their random streams; cut their rows into chunks."""
     plan, cohorts, columns, end, kept = batch.plan, [], [], 0, 0
     same: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}  # runs of one seed draw alike
+    drawn: dict[int, Drawn] = {}
     for r in runs:
         run, needs = batch.runs[r], batch.needs[r]
-        n, part, local = run.federation.n_clients, run.federation.train, batch.local[r]
-        if (run.seed, n) not in same:
-            drawn, stream = batch.draws(run.seed, t, n, plan.participants or n)
-            same[run.seed, n] = (drawn, stream.view(np.int64))
-        client, key = same[run.seed, n]
+        n, part = run.federation.n_clients, run.federation.train
+        decided = (one for p in batch.parts_of(r) if (one := p.draw(batch, r, t)) is not None)
+        if (own := next(decided, None)) is not None:
+            drawn[r] = own
+            client, key = own.client, own.key
+            if not len(client):
+                continue
+        else:
+            if (run.seed, n) not in same:
+                sample, stream = batch.draws(run.seed, t, n, plan.participants or n)
+                same[run.seed, n] = (sample, stream.view(np.int64))
+            client, key = same[run.seed, n]
         size = part.size[client]
-        epoch = -(-size // plan.minibatch)
-        steps = np.full_like(size, plan.steps) if plan.steps else plan.epochs * epoch
-        steps = np.ones_like(size) if local.full_batch else steps
+        steps = steps_of(plan, batch.local[r].full_batch, size)
         begin, end = end, end + len(client)
         late = not batch.early[r]
         cohorts.append(Cohort(r, run, needs, client, slice(begin, end), kept if late else -1))
@@ -151,10 +159,19 @@ def draw(batch: Batch, runs: list[int], t: int) -> Work:
         first = batch.train.base[r] + part.start[client]
         place, kind = np.arange(len(client)), batch.kinds[r][client]
         columns.append((client, place, first, size, steps, key, kind))
-    whose = np.repeat(np.arange(len(runs)), [len(c.client) for c in cohorts])
-    whole = [np.concatenate(column) for column in zip(*columns, strict=True)]
-    table = RowTable(whose, np.array(runs)[whose], *whole)
-    return Work(t, plan.lr_in_round(t), cohorts, table, _chunks(batch, table))
+    whose = np.repeat(np.arange(len(cohorts)), [len(c.client) for c in cohorts])
+    nobody = [np.zeros(0, np.int64)] * 7
+    whole = [np.concatenate(column) for column in zip(*columns, strict=True)] or nobody
+    table = RowTable(whose, np.array([c.r for c in cohorts], np.int64)[whose], *whole)
+    return Work(t, plan.lr_in_round(t), cohorts, table, _chunks(batch, table), drawn)
+
+
+def steps_of(plan: Plan, full_batch: bool, size: IntArray) -> IntArray:
+    """How many local steps clients with so many training examples take."""
+    if full_batch:
+        return np.ones_like(size)
+    epoch = -(-size // plan.minibatch)
+    return np.full_like(size, plan.steps) if plan.steps else plan.epochs * epoch
 
 
 def _chunks(batch: Batch, table: RowTable) -> list[IntArray]:

@@ -13,7 +13,9 @@ from fedmaba.strategies.aaggff import AAggFF as AAggFF
 from fedmaba.strategies.adafed import AdaFed as AdaFed
 from fedmaba.strategies.afl import AFL as AFL
 from fedmaba.strategies.alone import Alone as Alone
+from fedmaba.strategies.apfl import APFL as APFL
 from fedmaba.strategies.base import Strategy, make_strategy
+from fedmaba.strategies.cclip import CClip as CClip
 from fedmaba.strategies.deltafl import DeltaFL as DeltaFL
 from fedmaba.strategies.ditto import Ditto as Ditto
 from fedmaba.strategies.eagle import Eagle as Eagle
@@ -23,8 +25,10 @@ from fedmaba.strategies.fedadam import FedYogi as FedYogi
 from fedmaba.strategies.fedavg import FedAvg as FedAvg
 from fedmaba.strategies.fedavgm import FedAvgM as FedAvgM
 from fedmaba.strategies.fedbabu import FedBABU as FedBABU
+from fedmaba.strategies.feddgga import FedDGGA as FedDGGA
 from fedmaba.strategies.feddyn import FedDyn as FedDyn
 from fedmaba.strategies.fedeba import FedEBA as FedEBA
+from fedmaba.strategies.fedexp import FedExP as FedExP
 from fedmaba.strategies.fedfv import FedFV as FedFV
 from fedmaba.strategies.fedgini import FedGini as FedGini
 from fedmaba.strategies.fedlf import FedLF as FedLF
@@ -37,15 +41,21 @@ from fedmaba.strategies.fedper import FedPer as FedPer
 from fedmaba.strategies.fedprox import FedProx as FedProx
 from fedmaba.strategies.fedrep import FedRep as FedRep
 from fedmaba.strategies.fedsgd import FedSGD as FedSGD
+from fedmaba.strategies.fedvarp import FedVARP as FedVARP
 from fedmaba.strategies.gifair import GIFAIR as GIFAIR
 from fedmaba.strategies.krum import Krum as Krum
 from fedmaba.strategies.krum import MultiKrum as MultiKrum
 from fedmaba.strategies.lgfedavg import LGFedAvg as LGFedAvg
+from fedmaba.strategies.maxfl import MaxFL as MaxFL
 from fedmaba.strategies.median import Median as Median
 from fedmaba.strategies.mifa import MIFA as MIFA
 from fedmaba.strategies.moon import Moon as Moon
+from fedmaba.strategies.nnm import NNM as NNM
+from fedmaba.strategies.perfedavg import PerFedAvg as PerFedAvg
+from fedmaba.strategies.pfedme import PFedMe as PFedMe
 from fedmaba.strategies.propfair import PropFair as PropFair
 from fedmaba.strategies.qffl import QFFL as QFFL
+from fedmaba.strategies.rfa import RFA as RFA
 from fedmaba.strategies.scaffold import Scaffold as Scaffold
 from fedmaba.strategies.term import TERM as TERM
 from fedmaba.strategies.trimmed import Trimmed as Trimmed
@@ -88,10 +98,20 @@ REGISTRY: dict[str, type[Strategy]] = {
         Trimmed,
         Krum,
         MultiKrum,
+        RFA,
+        CClip,
+        NNM,
         FedPer,
         FedRep,
         LGFedAvg,
         FedBABU,
+        FedExP,
+        FedVARP,
+        MaxFL,
+        FedDGGA,
+        PFedMe,
+        PerFedAvg,
+        APFL,
     )
 }
 BUILT_IN = tuple(REGISTRY)

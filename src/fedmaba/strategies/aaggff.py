@@ -64,6 +64,11 @@ class AAggFF(Strategy):
     def max_weight(self, n: int, share: float = 1.0) -> float:
         return 1.0  # the weights may all go to one client
 
+    def doubts(self, clients: int, participants: int) -> tuple[str, ...]:
+        if self.form == "silo" or participants < clients:
+            return ()
+        return ("all clients take part in each round, for which its paper has form=silo",)
+
     def weigh(self, state: State, replies: Replies) -> Decision:
         n, m, who = len(state["p"]), len(replies.client), replies.client
         loss = np.maximum(require_finite(replies.loss, "loss"), 0.0)

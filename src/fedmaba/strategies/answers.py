@@ -73,7 +73,7 @@ def _checked(strategy: Strategy, replies: Replies, decision: Decision) -> Decisi
         coef = np.asarray(decision.coef)
     except ValueError:  # rows of several lengths
         coef = np.asarray(None)
-    if coef.shape not in _shapes_of_coefficients(strategy.needs(), replies):
+    if coef.shape not in _shapes_of_coefficients(strategy, replies):
         raise InputError(
             f"{strategy.name}: weigh() gave coefficients of shape {coef.shape} for "
             f"{len(replies.client)} clients: return Decision(coef, state) with one for each"
@@ -86,14 +86,16 @@ def _checked(strategy: Strategy, replies: Replies, decision: Decision) -> Decisi
     return decision
 
 
-def _shapes_of_coefficients(needs: Needs, replies: Replies) -> list[tuple[int, ...]]:
+def _shapes_of_coefficients(strategy: Strategy, replies: Replies) -> list[tuple[int, ...]]:
     """The shapes that a decision's coefficients may have."""
     m, past = len(replies.client), replies.past_client
-    if needs.first_steps:
+    if strategy.needs().first_steps:
         return [(2 * m,)]
     wide = m + (0 if past is None else len(past))
     shapes: list[tuple[int, ...]] = [(m,), (wide,)]
-    if replies.layer_grams is not None:
+    if strategy.combine() is not None:
+        shapes.append((m, m))
+    elif replies.layer_grams is not None:
         layers = len(replies.layer_grams)
         shapes += [(layers, m), (layers, wide)]
     return shapes

@@ -22,11 +22,13 @@ from fedmaba.strategies import hyper_parameters
 from fedmaba.strategies.combine import Combine as Combine
 from fedmaba.strategies.hyper_parameters import MAX_ABS
 from fedmaba.strategies.local_work import PERSONAL as PERSONAL
+from fedmaba.strategies.local_work import SECOND as SECOND
 from fedmaba.strategies.local_work import SERVER as SERVER
 from fedmaba.strategies.local_work import Keep as Keep
 from fedmaba.strategies.local_work import Local as Local
 from fedmaba.strategies.local_work import Objective as Objective
 from fedmaba.strategies.local_work import Personal as Personal
+from fedmaba.strategies.local_work import Second as Second
 from fedmaba.strategies.privacy_knob import PrivacyKnob
 from fedmaba.strategies.records import as_truth, at_sites, known_fields_only
 from fedmaba.strategies.server_optimisers import ServerOptimiser
@@ -70,7 +72,8 @@ class Replies:
     norms: FloatArray | None = None  # (m,)     squared norms of the changes
     gram: FloatArray | None = None  # (m+h, m+h) inner products of the changes
     layer_grams: FloatArray | None = None  # (L, m+h, m+h) the same of each layer's part of them
-    past_client: IntArray | None = None  # (h,) whose kept change it is, each client once
+    past_client: IntArray | None = None  # (h,) whose kept change it is, each client once; -1: the
+    #                                           server's last step, where Needs.last_step asks
     past_round: IntArray | None = None  # (h,)  from which round
     steps: FloatArray | None = None  # (m,)     local steps, where Needs.steps asks; with momentum
     #                                           or a step schedule, the sum of their weights
@@ -92,10 +95,11 @@ class Decision(NamedTuple):
     """What a strategy answers: the server adds `coef @ changes` to its model.
 
     Where it sees layers, `coef` may have a row for each of them. Where it asks for first steps,
-    the second half of `coef` weighs these.
+    the second half of `coef` weighs these. Where `combine` gets mixes of changes, `coef` has a row
+    for each mix, (m, m), whose sum is m times the weight of the mix.
     """
 
-    coef: FloatArray  # (m,) or (m+h,), (L, m) or (L, m+h); (2m,) with first steps
+    coef: FloatArray  # (m,) or (m+h,), (L, m) or (L, m+h); (2m,) with first steps; (m, m) of mixes
     state: State  #                              carried to the next round, saved in checkpoints
     info: Mapping[str, float] = {}  #            what people like to see: lambda, kl, ...
 
@@ -190,6 +194,7 @@ class Needs:
             "asks for losses after steps of several lengths, which sites do not send"
         ),
     )
+    last_step: bool = False  #                   the server's last step joins the gram
 
     def __post_init__(self) -> None:
         for name, choices in (("loss", get_args(LossAt)), ("changes", get_args(Changes))):
@@ -199,6 +204,11 @@ class Needs:
             as_truth(f"Needs({name}", getattr(self, name))
         if type(self.keep_rounds) is not int or self.keep_rounds < 0:
             raise InputError(f"Needs(keep_rounds={self.keep_rounds!r}): give a whole number from 0")
+        if self.last_step and (self.changes != "gram" or self.keep_rounds):
+            raise InputError(
+                "Needs(last_step=True): the last step is seen in the gram alone: add "
+                "changes='gram', and leave out keep_rounds"
+            )
         if self.keep_rounds and self.changes not in ("gram", "layers"):
             raise InputError(
                 f"Needs(keep_rounds={self.keep_rounds}): kept changes are seen in the gram alone: "
@@ -324,6 +334,10 @@ class Strategy:
         """
         return ServerStep(1.0, take=True)
 
+    def doubts(self, clients: int, participants: int) -> tuple[str, ...]:
+        """What its numbers do not do among so many, a sentence each; it is said before a run."""
+        return ()
+
     def shown(self) -> tuple[Shown, ...] | None:
         """Which numbers of its info a report shows, in order; None: all, by their names."""
         return None
@@ -389,6 +403,14 @@ def client_weights(needs: Needs, coef: FloatArray, m: int) -> FloatArray:
     if needs.first_steps:
         return np.asarray(coef[:m] + coef[m:])
     return np.asarray(coef[:, :m].mean(0) if coef.ndim == 2 else coef[:m])
+
+
+def votes_and_mix(coef: FloatArray) -> tuple[FloatArray, FloatArray | None]:
+    """The weights that a rule gets, and the mixes (m, m) that it combines, None for the changes."""
+    if coef.ndim == 1:
+        return coef, None
+    rows = coef.sum(1)
+    return rows / len(rows), coef / rows[:, None]
 
 
 def layers_of(names: Sequence[str]) -> list[list[int]]:

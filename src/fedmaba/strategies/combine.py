@@ -16,6 +16,7 @@ from fedmaba.strategies.records import known_fields_only
 
 OWN = "package.module:function"
 PIECE = 1 << 16  # numbers that NumPy combines at once
+ROUNDING = 1e-6  # of sums of weights, in float32
 
 
 @known_fields_only
@@ -101,6 +102,26 @@ def trimmed(changes: Any, weights: Any, numbers: Mapping[str, float], xp: Any) -
     return _ordered(changes, xp)[cut : len(changes) - cut].mean(0)
 
 
+def weighted_median(changes: Any, weights: Any, numbers: Mapping[str, float], xp: Any) -> Any:
+    """Where half of the weight lies on either side; the mean of two where it is just between."""
+    values, weights = _ordered_with(changes, weights, xp)
+    below = weights.cumsum(0)
+    middle = (below >= 0.5 - ROUNDING) & (below - weights <= 0.5 + ROUNDING)
+    return (values * middle).sum(0) / middle.sum(0)
+
+
+def weighted_trimmed(changes: Any, weights: Any, numbers: Mapping[str, float], xp: Any) -> Any:
+    """As `trimmed`, which leaves out by number; what is left counts by its weights."""
+    values, weights = _ordered_with(changes, weights, xp)
+    kept = slice(cut := count_of_share(numbers["share"], len(changes)), len(changes) - cut)
+    return (values * weights)[kept].sum(0) / weights[kept].sum(0)
+
+
+def total(changes: Any, weights: Any, numbers: Mapping[str, float], xp: Any) -> Any:
+    """The weighted sum."""
+    return weights @ changes
+
+
 def count_of_share(share: float, k: int) -> int:
     """How many of k changes a share below a half is, rounded down: 0.29 of 100 are 29."""
     return min(int(share * k + 1e-9), (k - 1) // 2)
@@ -113,5 +134,21 @@ def _ordered(changes: Any, xp: Any) -> Any:
     return xp.asarray(np.sort(np.asarray(changes), 0))  # ten times as fast as torch's on a CPU
 
 
+def _ordered_with(changes: Any, weights: Any, xp: Any) -> tuple[Any, Any]:
+    """Each column of changes (k, p) in increasing order, and the weights (k, p) in that order."""
+    if getattr(changes, "is_cuda", False):
+        values, order = xp.sort(changes, 0)
+        return values, weights[order]
+    values, each = np.asarray(changes), np.asarray(weights)
+    order = np.argsort(values, 0)
+    return xp.asarray(np.take_along_axis(values, order, 0)), xp.asarray(each[order])
+
+
 TAKES = "(changes, weights, numbers, xp)"
-BUILT_IN: dict[str, Callable[..., Any]] = {"median": median, "trimmed": trimmed}
+BUILT_IN: dict[str, Callable[..., Any]] = {
+    "median": median,
+    "trimmed": trimmed,
+    "weighted_median": weighted_median,
+    "weighted_trimmed": weighted_trimmed,
+    "sum": total,
+}

@@ -4,17 +4,22 @@ from fedmaba.errors import InputError
 
 PAGE = "docs/bring-your-own.md, 'What a strategy can and cannot do'"
 CLOSEST = {  # what a user can run instead, by how the method's name is usually written
+    "fedeba, which aligns models and no gradients": "fedeba",  # written FedEBA+
     "a strategy with --batchnorm local": "fedbn",
-    "fedavg with --finetune": "perfedavg fedmeta reptile",
-    "ditto": "pfedme apfl fedamp l2gd superfed",
+    "perfedavg, or fedavg with --finetune": "fedmeta reptile",
+    "ditto, pfedme or apfl": "fedamp l2gd superfed",
     "fedper or fedrep": "fedrod fedcp gpfl fedpac fedas",
     "fedntd, or an objective of your own": "fedgkd feddistill fedlc fedrs feddecorr fedlogit",
     "fedprox": "fedcurv fedsplit",
-    "multikrum, median or trimmed": "bulyan rfa geomed centeredclip cclip fltrust foolsgold",
-    "mifa": "fedvarp fedlaavg",
+    "multikrum, median or trimmed": "bulyan fltrust foolsgold",
+    "rfa": "geomed",
+    "cclip": "centeredclip",
+    "fedvarp or mifa": "fedlaavg",
     "scaffold or fedavgm": "fedcm fedacg mime fedspeed fedsam",
     "fedntd, or local": "fedproto fedmd fedgen",
-    "local, beside fedavg": "fedala fedfomo ifca pfedhn lotteryfl",
+    "afl, deltafl or fedmaba": "drfa scaffpd",
+    "apfl": "fedala",
+    "local, beside fedavg": "fedfomo ifca pfedhn lotteryfl",
 }
 
 

@@ -5,7 +5,8 @@ gradient of -cos(1, F), which evens losses out. No client's gradient conflicts w
 layer in which this is 0 is joined with the next one. The whole is as long as the plain mean.
 Absent clients count with their last change, as far back as clients are absent on average.
 norms="reference" repeats the authors' public code: in each layer all gradients are first scaled to
-their mean norm, and no layers are joined. It is not the paper's rule.
+their mean norm, and no layers are joined. It is not the paper's rule. work="gradient" lets clients
+send one gradient of all their examples, as that code does.
 Differs: where losses are equal to about 1e-4, cos(1, F) has no gradient and is left out. Kept
 changes are not scaled to the present step size.
 """
@@ -20,6 +21,7 @@ from fedmaba.strategies.base import (
     Decision,
     FloatArray,
     IntArray,
+    Local,
     Needs,
     Replies,
     Shown,
@@ -39,9 +41,13 @@ class FedLF(Strategy):
     title: ClassVar[str] = "FedLF"
     tau: int = param(10, low=0)  # type: ignore[assignment]
     norms: Literal["paper", "reference"] = "paper"
+    work: Literal["epochs", "gradient"] = "epochs"
 
     def needs(self) -> Needs:
         return Needs(loss="start", changes="layers", keep_rounds=self.tau)
+
+    def local(self) -> Local:
+        return Local(full_batch=self.work == "gradient")
 
     def total(self) -> float | None:
         return None  # the step has a length, the coefficients no sum

@@ -71,6 +71,16 @@ class FedMABA(Strategy):
     def privacy_knob(self) -> PrivacyKnob:
         return PrivacyKnob("rho", "radius rho", "ρ", (0.0, 0.1, 0.3, 1.0, 2.0))
 
+    def doubts(self, clients: int, participants: int) -> tuple[str, ...]:
+        """Weights of k people are at most log k apart: a ball as large binds nothing."""
+        many = participants if self.ball == "cohort" else clients
+        if self.alpha == 0 or many < 2 or self.rho < math.log(many):
+            return ()
+        return (
+            f"rho={self.rho:g} never limits the weights of {many} clients, so they keep all losses "
+            f"that they ever heard and answer a change late: a rho below {math.log(many):.2f} does",
+        )
+
     def shown(self) -> tuple[Shown, ...]:
         rho = self.rho if self.ball == "cohort" else None
         limit = "the limit on uneven weights" + ("" if rho is None else f", ρ = {rho:g},")

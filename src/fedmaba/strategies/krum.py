@@ -13,8 +13,10 @@ from typing import ClassVar
 import numpy as np
 
 from fedmaba.strategies.base import (
+    Combine,
     Decision,
     FloatArray,
+    IntArray,
     Needs,
     Replies,
     Shown,
@@ -23,7 +25,10 @@ from fedmaba.strategies.base import (
     param,
     require_finite,
 )
+from fedmaba.strategies.behind import Robust, square_distances
 from fedmaba.strategies.combine import count_of_share
+
+ASSUMED = Shown("assumed", "attackers assumed", "of a round's participants")
 
 
 @dataclass(frozen=True)
@@ -37,44 +42,49 @@ class Krum(Strategy):
     def needs(self) -> Needs:
         return Needs(changes="gram")
 
-    def max_weight(self, n: int, share: float = 1.0) -> float:
-        return 1.0
-
-    def chosen(self, m: int, f: int) -> int:
-        """How many of m changes are averaged."""
-        return 1
+    def combine(self) -> Combine:
+        return Combine("sum")  # which leaves out changes that are not finite
 
     def weigh(self, state: State, replies: Replies) -> Decision:
-        gram = require_finite(replies.gram, "gram")
-        m = len(replies.client)
-        f = max(0, min(count_of_share(self.share, m), (m - 3) // 2))
-        near = np.argsort(krum_scores(gram, f), kind="stable")[: self.chosen(m, f)]
-        coef = np.zeros(m)
-        coef[near] = 1.0 / len(near)
+        near, f = least_apart(replies, self.share)
+        coef = np.zeros(len(near))
+        coef[near[0]] = 1.0
         return Decision(coef, state, {"assumed": float(f)})
 
     def shown(self) -> tuple[Shown, ...]:
-        return (Shown("assumed", "attackers assumed", "of a round's participants"),)
+        return (ASSUMED,)
 
 
 @dataclass(frozen=True)
-class MultiKrum(Krum):
+class MultiKrum(Robust):
     """the mean of the changes that are nearest to their neighbours"""
 
     name: ClassVar[str] = "multikrum"
     title: ClassVar[str] = "Multi-Krum"
+    share: float = param(0.2, low=0, high=0.49)  # of a round's participants that may be attackers
 
-    def max_weight(self, n: int, share: float = 1.0) -> float:
-        return 1.0 / self.chosen(n, count_of_share(self.share, n))
+    def weigh(self, state: State, replies: Replies) -> Decision:
+        near, f = least_apart(replies, self.share)
+        weights, state, info = super().weigh(state, replies)
+        coef = np.zeros(len(near))
+        chosen = near[: len(near) - f]
+        coef[chosen] = weights[chosen] / weights[chosen].sum()
+        return Decision(coef, state, {**info, "assumed": float(f)})
 
-    def chosen(self, m: int, f: int) -> int:
-        return m - f
+    def shown(self) -> tuple[Shown, ...]:
+        return (*(super().shown() or ()), ASSUMED)
+
+
+def least_apart(replies: Replies, share: float) -> tuple[IntArray, int]:
+    """The places of the changes, those nearest to their neighbours first, and f of this round."""
+    gram = require_finite(replies.gram, "gram")
+    f = max(0, min(count_of_share(share, len(gram)), (len(gram) - 3) // 2))
+    return np.argsort(krum_scores(gram, f), kind="stable"), f
 
 
 def krum_scores(gram: FloatArray, f: int) -> FloatArray:  # (m,)
     """The sum of each change's squared distances to the m - f - 2 others that are nearest to it."""
-    norms = gram.diagonal()
-    apart = np.maximum(norms[:, None] + norms - 2 * gram, 0.0)
+    apart = square_distances(gram)
     np.fill_diagonal(apart, np.inf)
     nearest = np.sort(apart, 1)[:, : max(len(gram) - f - 2, 0)]
     return np.asarray(nearest.sum(1))

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from fedmaba.strategies import records
 from fedmaba.strategies.records import known_fields_only
 
 PERSONAL = "personal"  # among the vectors that clients keep: the models of their own
+SECOND = "second"  # and the part of those that is mixed with the model that is sent
+Kind = Literal["ahead", "towards", "mixed"]
 SERVER = "server"  # among models that join training: the server's, which it starts from
 
 
@@ -69,6 +71,8 @@ class Keep:
     #                                            (start - end) / (number of steps * step size)
     full_gradient: float = 0.0  #                of the gradient of all its examples at the start
     from_model: bool = False  #                  it begins as the initial model, not as 0
+    per_step_size: bool = False  #               start and end are divided by the round's step size,
+    #                                            and what the server adds is multiplied with it
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -90,6 +94,43 @@ class Personal:
     def __post_init__(self) -> None:
         object.__setattr__(self, "prox", records.as_number("Personal(prox", self.prox, 0))
         object.__setattr__(self, "only", records.as_truth("Personal(only", self.only))
+
+
+@known_fields_only
+@dataclass(frozen=True)
+class Second:
+    """A second model x that takes part in each local step, beside the model w that is sent.
+
+    ahead: x is where `steps` steps lead from w; w takes the gradient at x of its next minibatch.
+    towards: x is where `steps` steps pulled back to w lead; w moves by `pull` (w - x). The last x
+    is the client's own model.
+    mixed: x begins where it ended; it takes the gradient at `mix` x + (1 - mix) w, which is the
+    client's own model, and w is trained as usual.
+    """
+
+    kind: Kind
+    steps: int = 1  #                            on the step's minibatch
+    lr: float = 0.01  #                          of these steps
+    pull: float = 0.0
+    mix: float = 0.5
+
+    def __post_init__(self) -> None:
+        kinds = get_args(Kind)
+        if self.kind not in kinds:
+            raise records.wrong_value("Second(kind", self.kind, f"choose one of {', '.join(kinds)}")
+        if type(self.steps) is not int or self.steps < 1:
+            raise records.wrong_value("Second(steps", self.steps, "give a whole number from 1")
+        for name in ("lr", "pull", "mix"):
+            number = records.as_number(f"Second({name}", getattr(self, name), 0)
+            object.__setattr__(self, name, number)
+        if self.lr * self.pull >= 1:
+            rule = f"lr times pull must be below 1, and lr is {self.lr:g}: lower one of them"
+            raise records.wrong_value("Second(pull", self.pull, rule)
+
+    @property
+    def kept(self) -> bool:
+        """Whether clients have a model of their own by it."""
+        return self.kind != "ahead"
 
 
 @known_fields_only
@@ -117,20 +158,26 @@ class Local:
     add_mean: Mapping[str, float] = field(default_factory=dict)  # the same with its mean over all
     server_adds: Mapping[str, float] = field(default_factory=dict)  # factor * its new mean joins
     #                                            the server's step
+    unbiased: bool = False  #                    these means are the old ones, and how participants'
+    #                                            vectors changed on average, as if all had
     personal: Personal | None = None
+    second: Second | None = None  #              takes part in each step
     own_layers: tuple[str, ...] = ()  #          weights that stay with the client, by patterns of
     #                                            their names, as ("head.*",), see `layer_names`
     own_epochs: int | None = None  #             the client trains these alone first, for so many
     #                                            epochs, then the others alone; None: together
+    send: str = ""  #                            the kept vector that clients send as their change
 
     def __post_init__(self) -> None:
         fits: dict[str, Any] = {
             "prox": _prox(self.prox),
             "full_batch": records.as_truth("Local(full_batch", self.full_batch),
+            "unbiased": records.as_truth("Local(unbiased", self.unbiased),
             "own_layers": records.as_words("Local(own_layers", self.own_layers, "head.*"),
         }
         self._check_phases()
-        for name, kind in (("objective", Objective), ("personal", Personal)):
+        self._check_second()
+        for name, kind in (("objective", Objective), ("personal", Personal), ("second", Second)):
             if not isinstance(value := getattr(self, name), kind | None):
                 rule = f"give fedmaba.{kind.__name__}(...), or None"
                 raise records.wrong_value(f"Local({name}", value, rule)
@@ -145,7 +192,11 @@ class Local:
                         f"Local({what}={name!r}): no vector of that name is kept: add it to keep"
                     )
             fits[what] = {n: records.as_number(f"Local({what}[{n!r}]", v) for n, v in given.items()}
-        if taken := self.keep.keys() & {PERSONAL, SERVER}:
+        if self.send not in ("", *self.keep):
+            raise InputError(
+                f"Local(send={self.send!r}): no vector of that name is kept: add it to keep"
+            )
+        if taken := self.keep.keys() & {PERSONAL, SERVER, SECOND}:
             raise InputError(f"Local(keep={min(taken)!r}): this name is taken: choose another")
         models = {SERVER, *self.keep, *([PERSONAL] if self.personal else [])}
         for name in self.objective.sees if self.objective else ():
@@ -160,6 +211,12 @@ class Local:
                     f"Local(keep[{name!r}]) begins as the initial model, and its mean is used, "
                     "which begins as 0: leave out from_model, or the mean"
                 )
+
+    def _check_second(self) -> None:
+        """Refuse a second model in each step beside other forms of local training."""
+        for name in ("full_batch", "personal", "own_layers") if self.second is not None else ():
+            if getattr(self, name):
+                raise InputError(f"Local(second) does not go with {name}: leave out one")
 
     def _check_phases(self) -> None:
         """Refuse epochs of layers that nobody keeps, and what only one training can have."""
@@ -204,12 +261,18 @@ class Local:
     @property
     def keeps(self) -> bool:
         """Whether clients keep something between rounds."""
-        return bool(self.keep or self.personal or self.own_layers)
+        return bool(self.keep or self.own_model or self.own_layers)
+
+    @property
+    def own_model(self) -> bool:
+        """Whether each client has a model of its own, beside the one that it sends."""
+        return self.personal is not None or (self.second is not None and self.second.kept)
 
     @property
     def models_kept(self) -> set[str]:
         """What clients keep that begins as the initial model."""
-        own = [] if self.personal is None else [PERSONAL]
+        own = [PERSONAL] if self.own_model else []
+        own += [SECOND] if self.second is not None and self.second.kind == "mixed" else []
         return {*own, *(name for name, rule in self.keep.items() if rule.from_model)}
 
     @property
@@ -217,6 +280,22 @@ class Local:
         """The kept vectors whose mean over all clients the server keeps."""
         used = self.add_mean.keys() | self.server_adds.keys()
         return tuple(name for name, keep in self.keep.items() if name in used or keep.mean)
+
+    def server_factor(self, name: str, lr: float) -> float:
+        """What the server multiplies with the mean of a kept vector, at this step size."""
+        return self.server_adds[name] * (lr if self.keep[name].per_step_size else 1.0)
+
+    @property
+    def sent_means(self) -> tuple[str, ...]:
+        """The means that travel on Flower: sites receive them, and send how theirs changed.
+
+        Others follow from the change of a site's model.
+        """
+
+        def follows(rule: Keep) -> bool:
+            return rule == Keep(end=rule.end, start=-rule.end) and not self.add_mean
+
+        return tuple(name for name in self.means if not follows(self.keep[name]))
 
     def to_json(self) -> dict[str, Any]:
         """This record as JSON, as it is sent to a client."""
@@ -226,11 +305,13 @@ class Local:
     def from_json(cls, content: Mapping[str, Any]) -> Local:
         """The record that `to_json` wrote."""
         objective, personal = content.get("objective"), content.get("personal")
+        second = content.get("second")
         return cls(
             **{
                 **content,
                 "objective": None if objective is None else Objective(**objective),
                 "personal": None if personal is None else Personal(**personal),
+                "second": None if second is None else Second(**second),
                 "keep": {name: Keep(**rule) for name, rule in content.get("keep", {}).items()},
             }
         )

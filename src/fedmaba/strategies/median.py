@@ -8,18 +8,17 @@ says, and the median is that of their model changes.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedmaba.strategies.base import Combine, Decision, Replies, State, Strategy, uniform_weights
+from fedmaba.strategies.base import Changes, Combine
+from fedmaba.strategies.behind import Robust
 
 
 @dataclass(frozen=True)
-class Median(Strategy):
+class Median(Robust):
     """the middle of the clients' changes, weight by weight of the model"""
 
     name: ClassVar[str] = "median"
     title: ClassVar[str] = "Median"
+    sees: ClassVar[Changes] = "none"
 
     def combine(self) -> Combine:
-        return Combine("median")
-
-    def weigh(self, state: State, replies: Replies) -> Decision:
-        return Decision(uniform_weights(replies), state)
+        return Combine("median" if self.weights == Robust.weights else "weighted_median")

@@ -8,27 +8,19 @@ model changes are trimmed. The share is of the participants of a round, not of a
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedmaba.strategies.base import (
-    Combine,
-    Decision,
-    Replies,
-    State,
-    Strategy,
-    param,
-    uniform_weights,
-)
+from fedmaba.strategies.base import Changes, Combine, param
+from fedmaba.strategies.behind import Robust
 
 
 @dataclass(frozen=True)
-class Trimmed(Strategy):
+class Trimmed(Robust):
     """the mean of the clients' changes without the least and greatest, weight by weight"""
 
     name: ClassVar[str] = "trimmed"
     title: ClassVar[str] = "Trimmed mean"
+    sees: ClassVar[Changes] = "none"
     share: float = param(0.1, low=0, high=0.49)  # beta: left out at each end
 
     def combine(self) -> Combine:
-        return Combine("trimmed", {"share": self.share})
-
-    def weigh(self, state: State, replies: Replies) -> Decision:
-        return Decision(uniform_weights(replies), state)
+        rule = "trimmed" if self.weights == Robust.weights else "weighted_trimmed"
+        return Combine(rule, {"share": self.share})

@@ -22,6 +22,7 @@ from typing import Any
 
 from fedmaba.deploy.flower_app import commands, private, proxy
 from fedmaba.deploy.flower_app.commands import LINK, OFFLINE
+from fedmaba.deploy.operate import keys
 from fedmaba.errors import FedmabaError, InputError
 from fedmaba.results import files
 
@@ -50,8 +51,6 @@ class Net:
         }
         for name, remedy in (
             ("flower-superlink", "in a clone of fedmaba, pip install '.[flower]'"),
-            ("openssl", "install OpenSSL"),
-            ("ssh-keygen", "install OpenSSH"),
             ("ps", "install procps"),
         ):
             if shutil.which(name, path=self.env["PATH"]) is None:
@@ -91,7 +90,7 @@ class Net:
         """Make a key pair for a site; in a real federation the private key stays on its host."""
         path = self.keys / site
         if not path.exists():
-            self._do("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", path)
+            keys.new_site_key(path)
         return path
 
     def register(self, site: str) -> None:
@@ -151,23 +150,10 @@ class Net:
 
     def _certificates(self) -> None:
         """Make a certificate authority for this federation, and the SuperLink's certificate."""
-        new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:secp384r1", "-nodes")
-        ca, ca_key, csr = (self.keys / name for name in ("ca.pem", "ca.key", "server.csr"))
-        names = self.keys / "names.txt"
-        private.write_new(names, "subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-        self._do(
-            *("openssl", "req", "-x509", *new, "-days", "365", "-subj", "/CN=federation CA"),
-            *("-keyout", ca_key, "-out", ca),
-        )
-        self._do(
-            *("openssl", "req", *new, "-subj", "/CN=localhost"),
-            *("-keyout", self.keys / "server.key", "-out", csr),
-        )
-        self._do(
-            *("openssl", "x509", "-req", "-in", csr, "-CA", ca, "-CAkey", ca_key),
-            *("-CAcreateserial", "-days", "365", "-extfile", names),
-            *("-out", self.keys / "server.pem"),
-        )
+        keys.new_authority(self.keys)
+        secret, certificate = keys.new_certificate(self.keys, "localhost")
+        private.write_new(self.keys / "server.key", secret)
+        private.write_new(self.keys / "server.pem", certificate)
 
     def _superlink(self) -> None:
         """Start the SuperLink, tell Flower's command line where it is, wait until it listens."""

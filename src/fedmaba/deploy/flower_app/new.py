@@ -26,8 +26,11 @@ def private(dp: str) -> dict[str, list[tuple[str, str]]]:
     return {"pyproject.toml": [('\ndp = ""'.ljust(33), told.ljust(32) + " "), extras]}
 
 
-def new(folder: Path, secure: bool = False, dp: str = "") -> list[Path]:
-    """Write the files of the app into a folder that is new or empty; return their paths."""
+def new(folder: Path, secure: bool = False, dp: str = "", task: str = "") -> list[Path]:
+    """Write the files of the app into a folder that is new or empty; return their paths.
+
+    `task` is another task.py than the template's.
+    """
     dp = ",".join(part.strip() for part in dp.split(",")) if read_dp(dp) else ""
     changes = [*([SECURE] if secure else []), *([private(dp)] if dp else [])]
     changes += [BOTH] if secure and dp else []
@@ -44,6 +47,7 @@ def new(folder: Path, secure: bool = False, dp: str = "") -> list[Path]:
             text = item.read_text(encoding="utf-8")
             for before, after in (pair for one in changes for pair in one.get(name, ())):
                 text = text.replace(before, after)
+            text = task if task and name == "task.py" else text
             target.write_text(text, encoding="utf-8")
         except OSError as error:
             for path in (*written, target):  # else the folder is not empty at the next try

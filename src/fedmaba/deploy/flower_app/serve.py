@@ -15,6 +15,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from fedmaba.deploy.flower_app import private
 from fedmaba.deploy.flower_app.proxy import (
     LOG,
     NGINX_FILE,
@@ -35,7 +36,8 @@ def serve(folder: Path) -> int:
         raise InputError("nginx is not installed: apt-get install nginx-light")
     if not (folder / NGINX_FILE).is_file():
         raise InputError(f"{folder} has no {NGINX_FILE}: write it by `fedmaba flower proxy`")
-    process = subprocess.Popen(nginx_command(nginx, folder))
+    command = nginx_command(nginx, folder)
+    process = subprocess.Popen(command, start_new_session=True, preexec_fn=private.end_with_us)
 
     def end(number: int, frame: object) -> None:
         process.send_signal(signal.SIGTERM)
@@ -57,6 +59,8 @@ def serve(folder: Path) -> int:
         if process.poll() is None:
             process.terminate()
             process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # workers of a master that was killed
 
 
 def put_aside(log: Path) -> None:

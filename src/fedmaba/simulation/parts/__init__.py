@@ -1,7 +1,8 @@
 """The parts that a round can have, one file each, in the order in which it meets them.
 
-What a later part reads an earlier one wrote: clients train, attackers change what they send,
-privacy clips it, layers that stay at home are taken out, and what clients keep is made of the rest.
+What a later part reads an earlier one wrote: who takes part is decided, clients train, attackers
+change what they send, privacy clips it, layers that stay at home are taken out, and what clients
+keep is made of the rest.
 A part that replaces a server's step comes before those that add to it. What splits the training of
 a client in two comes last, because it needs all that decides how the client trains.
 """
@@ -9,6 +10,9 @@ a client in two comes last, because it needs all that decides how the client tra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
 
 from fedmaba.simulation.memory import Column
 from fedmaba.simulation.part import Part, Setting
@@ -25,15 +29,19 @@ from fedmaba.simulation.parts.personal import PersonalModels
 from fedmaba.simulation.parts.phases import Phases
 from fedmaba.simulation.parts.privacy import PrivateRounds
 from fedmaba.simulation.parts.prox import Prox
+from fedmaba.simulation.parts.second import SecondModels
 from fedmaba.simulation.parts.step_search import StepSearch
 from fedmaba.simulation.parts.steps import StepCounts
+from fedmaba.simulation.parts.turnout import TurnoutPart
 
 PARTS: tuple[type[Part], ...] = (
+    TurnoutPart,
     CombinedChanges,
     Losses,
     GroupCounts,
     ChangeProducts,
     StepCounts,
+    SecondModels,
     FullGradient,
     PersonalModels,
     UpdateAttack,
@@ -58,3 +66,8 @@ def columns_of(parts: Sequence[Part], runs: int) -> list[Mapping[str, Column]]:
         {name: column for part in parts for name, column in part.columns(r).items()}
         for r in range(runs)
     ]
+
+
+def carried_by(parts: Sequence[Part], runs: int) -> list[dict[str, NDArray[Any]]]:
+    """What each run hands from round to round besides models, states and what clients keep."""
+    return [{k: v for part in parts for k, v in part.carries(r).items()} for r in range(runs)]

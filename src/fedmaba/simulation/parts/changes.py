@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,11 +42,13 @@ class ChangeProducts(Part):
 
     def add(self, batch: Batch, work: Work, c: Cohort, delta: Tensor) -> None:
         """Add the weighted changes of past rounds, and keep this round's for those to come."""
-        if not c.needs.keep_rounds or c.r not in work.decision:
+        if not (c.needs.keep_rounds or c.needs.last_step) or c.r not in work.decision:
             return
         if (past := weighted_past(batch, c, work.decision[c.r].coef)) is not None:
             delta += past
         change, memory = work.change(c), batch.progress.memory
+        if c.needs.last_step:
+            change, c = delta[None].clone(), replace(c, client=np.array([-1]))
         change[:, batch.rows.layout.compared :] = 0  # statistics do not come again
         memory.changes[c.r] = _kept_on(memory.changes[c.r], c, change, work.round)
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedmaba.rows.cuda_graphs import send, start_fetch
-from fedmaba.simulation.batch import Batch
+from fedmaba.simulation.batch import Batch, precision
 from fedmaba.simulation.part import Host, Moment, Part, Setting
 from fedmaba.simulation.vectors import put_rows, take_rows, weight_pieces
 from fedmaba.simulation.work import Cohort, Work
-from fedmaba.strategies.base import Combine, client_weights
+from fedmaba.strategies.base import Combine, votes_and_mix
 
 
 class CombinedChanges(Part):
@@ -48,12 +48,16 @@ class CombinedChanges(Part):
             for name, new in work.new[c.r].items():  # who is left out keeps what it had
                 put_rows(new, out, memory.take(c.r, name, c.client[out]))
         change = take_rows(work.change(c), np.flatnonzero(counts))
-        coef = client_weights(c.needs, work.decision[c.r].coef, len(c.client))[counts]
-        weights = send(coef, delta.device).to(delta.dtype)
+        coef = work.decision[c.r].coef[..., : len(c.client)][..., counts]
+        votes, mix = votes_and_mix(coef)
+        weights = send(votes, delta.device).to(delta.dtype)
+        mixes = None if mix is None else send(mix, delta.device).to(delta.dtype)
         for start, stop in layout.weights_in(layout.compared):
             for piece in weight_pieces(change[:, start:stop]):
                 at = slice(start + piece.start, start + piece.stop)
-                delta[at] = rule.of(change[:, at], weights, torch)
+                with precision("float32"):
+                    here = change[:, at] if mixes is None else mixes @ change[:, at]
+                    delta[at] = rule.of(here, weights, torch)
 
     def info(self, work: Work, r: int) -> Mapping[str, float]:
         (c,) = (c for c in work.cohorts if c.r == r)

@@ -86,6 +86,7 @@ class KeptVectors(Part):
                     clients_end(trainer, chunk, here),
                     take_rows(all_moved, here),
                     None if gradients is None else take_rows(gradients, here),
+                    chunk.job.lr,
                 )
                 at = as_slice(chunk.place[here])
                 for name, rule in keep.items():
@@ -95,6 +96,9 @@ class KeptVectors(Part):
                     after = kept_after(rule, trained, before, means.get(name), into)
                     if at is None:
                         put_rows(new, chunk.place[here], after)
+                    if name == trainer.local[r].send:  # statistics have no momentum
+                        end, weights = chunk.end, slice(trainer.rows.layout.compared)
+                        put_rows(end[:, weights], here, (trained.start + after)[:, weights])
 
     def add(self, batch: Batch, work: Work, c: Cohort, delta: Tensor) -> None:
         local, weights = batch.local[c.r], slice(batch.rows.layout.compared)
@@ -102,8 +106,12 @@ class KeptVectors(Part):
         for name in local.means:
             before, kept = memory.means[c.r][name], memory.columns[c.r][name]
             work.means[c.r][name] = mean_after(before, work.new[c.r][name], kept, c.client)
-        for name, factor in local.server_adds.items():
-            delta[weights] += factor * work.means[c.r][name][weights]
+        for name in local.server_adds:
+            before, after = memory.means[c.r][name], work.means[c.r][name]
+            if local.unbiased:
+                share = len(c.client) / len(memory.columns[c.r][name])
+                after = before + (after - before) / share
+            delta[weights] += local.server_factor(name, work.lr) * after[weights]
 
 
 class TrainedClients(NamedTuple):
@@ -113,6 +121,7 @@ class TrainedClients(NamedTuple):
     end: Tensor  # (m, P)            their own
     moved: Tensor  # (m, 1)          number of steps times step size
     gradient: Tensor | None  # (m, P)  of all examples at the server's model, where needed
+    lr: float
 
 
 def _adds(local: Local) -> bool:
@@ -144,8 +153,9 @@ def kept_after(
 
     `mean` (P,) is that over all clients before the training, where there is one.
     """
-    start, end, moved, gradient = trained
-    terms = [(start, keep.start), (end, keep.end), (before, keep.before)]
+    start, end, moved, gradient, lr = trained
+    unit = lr if keep.per_step_size else 1.0
+    terms = [(start, keep.start / unit), (end, keep.end / unit), (before, keep.before)]
     terms += [] if mean is None else [(mean[None], keep.mean)]
     terms += [] if gradient is None else [(gradient, keep.full_gradient)]
     steps = Difference(start, end, keep.step_gradient / moved) if keep.step_gradient else None

@@ -213,6 +213,32 @@ function gains(host) {
   return { rows: () => [["seed", "client", `${label(bars[0].base)}${D.unit.mark}`, `${label(bars[0].run)}${D.unit.mark}`, "difference"], ...bars.map((o) => [o.run.seed, clientName(o.run, o.i), exact(o.then), exact(o.now), exact(o.d)])] };
 }
 
+// ---- who was heard, and how it is served ----------------------------------------------------
+function turns(host) {
+  const groups = byStrategy(shown().filter((run) => run.heard && scored(run)));
+  const marks = groups.flatMap((group) => group.runs.flatMap((run) => [...final(run)].map((v, i) => ({ run, i, k: group.k, v, share: (100 * run.heard[i]) / run.of }))))
+    .filter((one) => Number.isFinite(one.v)).sort((a, b) => a.share - b.share || a.v - b.v);
+  if (!marks.length) return empty(host, needClients());
+  const f = frame(host, { height: 320, x: extent(marks.map((one) => one.share), { zero: true }), y: extent(marks.map((one) => one.v)), xlabel: "share of rounds in which the client was heard, %", ylabel: axis(noun) });
+  const r = clamp(4.4 - marks.length / 400, 1.6, 4);
+  marks.forEach((one) => { one.x = f.X(one.share); one.y = f.Y(one.v); });
+  for (const group of groups) f.svg.append(s("g", { "data-k": group.k }, ...marks.filter((one) => one.k === group.k).map((one) => mark(one.k, one.x, one.y, r, { "fill-opacity": 0.6 }))));
+  interact(host, f.svg, `${Noun} of clients by how often they were heard, ${strategies(groups.length)}`, {
+    find: (px, py) => { let best = null, near = 22 ** 2; marks.forEach((one, i) => { const d = (one.x - px) ** 2 + (one.y - py) ** 2; if (d < near) { near = d; best = i; } }); return best; },
+    move: (at, dx) => (at === null ? 0 : clamp(at + dx, 0, marks.length - 1)),
+    show: (at) => {
+      const one = marks[at];
+      return {
+        x: one.x, y: one.y, title: `${clientName(one.run, one.i)}, seed ${one.run.seed}: heard in ${one.run.heard[one.i]} of ${plural(one.run.of, "round")}`,
+        rows: [[one.k, label(one.run), score(one.v)]],
+        marks: [s("circle", { cx: one.x, cy: one.y, r: r + 2, fill: color(one.k), stroke: "var(--ink)", "stroke-width": 1.5 })],
+      };
+    },
+    go: (at) => open(marks[at].run, marks[at].i),
+  });
+  return { rows: () => [["strategy", "seed", "client", "rounds heard", "rounds", `${noun}${D.unit.mark}`], ...marks.map((one) => [label(one.run), one.run.seed, clientName(one.run, one.i), one.run.heard[one.i], one.run.of, exact(one.v)])] };
+}
+
 // ---- one client ----------------------------------------------------------------------------
 function open(run, i) {
   state.place = placeOf(run); state.client = i;

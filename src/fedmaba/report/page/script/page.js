@@ -1,6 +1,6 @@
 // ---- every figure by its name --------------------------------------------------------------
 const draw = {
-  dots: lanes, hist: ridges, ecdf, tradeoff, heat, gains, labels: labelTable,
+  dots: lanes, hist: ridges, ecdf, tradeoff, heat, gains, turns, labels: labelTable,
   variance: overRounds("variance", "Variance over clients"), accuracy: overRounds("accuracy", `Mean ${noun}`),
   worst: overRounds("worst", "Worst clients"), best: overRounds("best", "Best clients"),
   effective: (host) => info(host, (run) => run.info.effective, "Effective number of clients", lacking("weights")),
@@ -74,6 +74,10 @@ function alone() { // what clients gain over training alone, of the model and ro
   const made = D.alone[`${state.model}.${state.at}`], rows = made ? chosenRows(made.rows).length : 0;
   const node = rows ? gridTable(seenIn(made), "costs tight") : null;
   $("#alone").replaceChildren(...(!node ? [] : rows > FOLD ? [h("details", {}, h("summary", {}, `${rows} strategies beside training alone`), node)] : [node]));
+}
+function costsShown() { // what the rounds cost, of the model and round chosen
+  const box = $("#costs-shown");
+  if (box) box.replaceChildren(...(D.costs[`${state.model}.${state.at}`] || []).filter((made) => chosenRows(made.rows).length).map((made) => gridTable(seenIn(made), "costs tight")));
 }
 function groupsShown() { // as the template, of what is chosen
   const box = $("#groups-shown"), opened = new Set($$("details[open]", box || document.createElement("p")).map((node) => node.dataset.label));
@@ -300,7 +304,7 @@ function redraw(section, atOnce) {
   words();
   const list = $$(section ? `#${section} figure` : "figure");
   if (section) { list.forEach(paint); turn--; return; }
-  table(); verdict(); alone(); groupsShown();
+  table(); verdict(); alone(); costsShown(); groupsShown();
   delete document.documentElement.dataset.drawn;
   const done = () => { document.documentElement.dataset.drawn = "yes"; };
   if (atOnce) { list.forEach(paint); done(); return; }
