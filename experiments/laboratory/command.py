@@ -9,18 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from fedmaba import stop
+from fedmaba import stop, user_code
 from fedmaba.cli.messages import tell
 from fedmaba.cli.options import Dtype, Quiet
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
+from laboratory import challenge as challenge_rows
 from laboratory import targets
 from laboratory.targets import Target
 
 if TYPE_CHECKING:
     from laboratory.run import LoadedData, PendingBatch
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+def _program() -> typer.Typer:
+    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+app, challenge_app = _program(), _program()
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
+Precision = Annotated[Dtype, typer.Option(help=config.PRECISION)]
 
 
 @app.command()
@@ -56,8 +64,8 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="folder for histories, tables and figures")] = (
         targets.OUT
     ),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
-    dtype: Annotated[Dtype, typer.Option(help=config.PRECISION)] = "float32",
+    device: Device = "auto",
+    dtype: Precision = "float32",
     quiet: Quiet = False,
 ) -> None:
     """Reproduce a table or figure of the paper and show it beside the paper's numbers."""
@@ -82,9 +90,47 @@ def reproduce(
     display.show_and_write_target(asked, source or out, out / "quick" if quick else out)
 
 
+@challenge_app.command()
+def challenge(
+    strategy: Annotated[
+        str,
+        typer.Argument(help="yours, with one setting or two: mine.MyStrategy:power=[1,2]"),
+    ],
+    setting: Annotated[
+        str, typer.Option(help="the stored comparison to enter, as fashion-mnist-partial")
+    ],
+    stored: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="folder with the stored rows; by default the clone's results"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for the new runs")] = challenge_rows.OUT,
+    device: Device = "auto",
+    dtype: Precision = "float32",
+    quiet: Quiet = False,
+) -> None:
+    """Enter a strategy: search, pick and fresh seeds as every stored row had, then its rank."""
+    from laboratory import archive, display
+
+    user_code.allow_working_folder()
+    asked = challenge_rows.load_setting(setting)
+    entry = challenge_rows.enter(asked, strategy)
+    folder = challenge_rows.folder(out, entry)
+    others = archive.read_folder(stored or targets.folder() / "results")
+    _reproduce(entry, folder, "1/1", targets.parse_machine(device, str(dtype)), quiet)
+    batches = [*others, *archive.read_folder(folder)]
+    display.show_document(challenge_rows.document(asked, entry, batches))
+
+
 def main(words: Sequence[str]) -> int | None:
     """Do what the words after `fedmaba reproduce` say, and return the exit code."""
     code: int | None = app(list(words), prog_name="fedmaba reproduce", standalone_mode=False)
+    return code
+
+
+def challenge_main(words: Sequence[str]) -> int | None:
+    """Do what the words after `fedmaba challenge` say, and return the exit code."""
+    name = "fedmaba challenge"
+    code: int | None = challenge_app(list(words), prog_name=name, standalone_mode=False)
     return code
 
 

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from fedmaba.errors import FedmabaError, InputError
+from fedmaba.report.document import Document
 from fedmaba.report.terminal import (
     Pace,
     can_move,
@@ -115,6 +116,16 @@ def show_and_write_target(target: Target, source: Path, out: Path) -> None:
             console.print(line_of(f"no figures: {why}", "red"), soft_wrap=True)
         kinds = ", ".join(dict.fromkeys(f.name for f in files))
         console.print(line_of(f"{out / one.name}: {kinds}"), soft_wrap=True)
+
+
+def show_document(page: Document) -> None:
+    """Words and tables of a page that stands alone."""
+    console = screen()
+    console.print(line_of(page.title, "bold"))
+    for text in page.text:
+        console.print(line_of(text), soft_wrap=True)
+    for grid in page.grids:
+        console.print(table_of(grid))
 
 
 def target_rows(out: Path = OUT) -> list[tuple[str, ...]]:

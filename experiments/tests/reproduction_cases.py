@@ -12,12 +12,12 @@ from laboratory import archive, targets
 
 
 def command(monkeypatch, capsys, tmp_path):
-    """Run `fedmaba reproduce` here, in an empty folder: exit code, output, errors."""
+    """Run `fedmaba reproduce`, or `of`, here in an empty folder: exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
-    def run(*words):
-        monkeypatch.setattr("sys.argv", ["fedmaba", "reproduce", *map(str, words)])
+    def run(*words, of="reproduce"):
+        monkeypatch.setattr("sys.argv", ["fedmaba", of, *map(str, words)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()

@@ -13,3 +13,11 @@ def reproduce(context: typer.Context) -> int | None:
 
     code: int | None = laboratory.enter("command").main(context.args)
     return code
+
+
+def challenge(context: typer.Context) -> int | None:
+    """Enter a strategy of yours in a stored comparison, in a clone; `challenge --help` says how."""
+    from fedmaba.experiment import laboratory
+
+    code: int | None = laboratory.enter("command").challenge_main(context.args)
+    return code
