@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,17 +21,16 @@ from torch import nn
 
 import fedmaba
 from fedmaba import strategies
-from fedmaba.data import datasets, groups
+from fedmaba.data import datasets
 from fedmaba.data.federation import Federation, attacked
 from fedmaba.errors import InputError
-from fedmaba.experiment import experiment_file, without_effect
+from fedmaba.experiment import experiment_file, session_notes, without_effect
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.driver import drive
 from fedmaba.experiment.federations import ReadData, attack_of, data_notes, load_federations
 from fedmaba.experiment.fingerprint import FINGERPRINT_DIGITS, fingerprints
 from fedmaba.experiment.initial import given_weights
 from fedmaba.layer_names import patterns
-from fedmaba.privacy import mechanism
 from fedmaba.privacy.mechanism import Privacy
 from fedmaba.results import client_metrics, run_folder
 from fedmaba.results.array_files import Arrays
@@ -48,6 +47,8 @@ from fedmaba.simulation.parts.privacy import mechanisms_of
 from fedmaba.strategies import combine, deployed
 from fedmaba.strategies.base import PERSONAL, Strategy
 from fedmaba.turnout.plan import Turnout
+
+AskedRun = tuple[Strategy, int, str | None]  # strategy, seed, deployed model
 
 
 @dataclass(frozen=True)
@@ -268,21 +269,16 @@ def prepare(
     experiment: Experiment,
     own: UserObjects | None = None,
     listed: Sequence[Strategy] | None = None,
-    chosen: Sequence[tuple[Strategy, int, str | None]] | None = None,
+    chosen: Sequence[AskedRun] | None = None,
     before: ReadData | None = None,
 ) -> Session:
     """Check and load everything; write nothing.
 
-    `chosen` names the runs one by one (strategy, seed, deployed model) instead of every strategy
-    with every seed. Data that were read before are not read again.
+    `chosen` names the runs one by one instead of every strategy with every seed. Data that were
+    read before are not read again.
     """
     called, own = own is not None, own or UserObjects()
-    if listed is None:
-        listed = [s for spec in experiment.strategies for s in strategies.parse(spec)]
-    labels = [s.label() for s in listed]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
+    listed = _distinct(experiment, listed)
     if experiment.server.deploy is not None:
         deployed.parse_rule(experiment.server.deploy)
     does, share = attack_of(experiment.attack)
@@ -292,132 +288,129 @@ def prepare(
     data, federations = load_federations(experiment, own.data, before)
     if does is not None:
         federations = attacked(federations, does, share)
-    if chosen is None:
-        chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
-    # Deployed models by strategy and seed are trained once.
-    handed_out: dict[tuple[int, int], list[str]] = {}
-    for s, seed, deploy in chosen:
-        handed_out.setdefault((listed.index(s), seed), []).append(deploy or s.deploy)
-    runs = [
-        engine.Run(listed[i], seed, federations[seed], tuple(deploy))
-        for (i, seed), deploy in handed_out.items()
-    ]
+    runs = _runs(experiment, listed, federations, chosen)
     together = distributed.join()
     if together.count > 1:
         together.alike(_identity_for_ranks(experiment, federations))
     whole = _client_metric(experiment, own, data)
-    undefined = [] if whole is None else _undefined(whole, runs)
+    undefined = [] if whole is None else session_notes.undefined(whole, runs)
     batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together, init, whole)
-    histories = [
+    metric = _metric(data, own.metric, whole)
+    history = History(_histories(batch, data, metric), experiment.eval.share)
+    code = _own_code(batch, own, make, listed)
+    if together.count > 1:
+        together.alike(json.dumps(code.texts))
+    session = Session(
+        experiment,
+        batch,
+        history,
+        data,
+        fingerprints=code.texts,
+        # A class that a caller passed has only a short name, which no command could find.
+        needs_python_call=called and (own != UserObjects() or len(code.texts) > len(code.shared)),
+        init="" if init is None else init.sha256(),
+        constants=_constants(batch),
+    )
+    _set_origins(session, own, code)
+    asked = own.metric if own.client_metric is None else own.client_metric
+    session.notes += data_notes(runs[0].federation, data, own.data is not None)
+    task = session_notes.task_note(data, metric, asked)
+    session.notes += session_notes.notes(
+        batch, task, undefined, experiment.attack.does, code.unseen
+    )
+    again = before is not None and before.shown and before.data is data
+    session.warnings += without_effect.warnings(experiment, listed)
+    session.warnings += session_notes.warnings(batch, with_data=not again)
+    return session
+
+
+def _distinct(experiment: Experiment, listed: Sequence[Strategy] | None) -> list[Strategy]:
+    """The strategies asked for, each of them once."""
+    if listed is None:
+        listed = [s for spec in experiment.strategies for s in strategies.parse(spec)]
+    labels = [s.label() for s in listed]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
+    return list(listed)
+
+
+def _runs(
+    experiment: Experiment,
+    listed: Sequence[Strategy],
+    federations: Mapping[int, Federation],
+    chosen: Sequence[AskedRun] | None,
+) -> list[engine.Run]:
+    """The runs of a batch; deployed models of one strategy and seed are trained once."""
+    if chosen is None:
+        chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
+    handed_out: dict[tuple[int, int], list[str]] = {}
+    for s, seed, deploy in chosen:
+        handed_out.setdefault((listed.index(s), seed), []).append(deploy or s.deploy)
+    return [
+        engine.Run(listed[i], seed, federations[seed], tuple(deploy))
+        for (i, seed), deploy in handed_out.items()
+    ]
+
+
+def _histories(batch: engine.Batch, data: datasets.Dataset, metric: Metric) -> list[RunHistory]:
+    """An empty history of each run and deployed model."""
+    return [
         RunHistory(
             run.strategy.label(),
             run.seed,
             rule,
             run.federation.test.size,
-            metric=_metric(data, own.metric, whole),
+            metric=metric,
             validation_size=held if (held := run.federation.validation.size).any() else None,
             groups=_groups(batch, data),
         )
         for run, rule in batch.handed_out
     ]
-    history = History(histories, experiment.eval.share)
-    asked = own.metric if own.client_metric is None else own.client_metric
-    notes = data_notes(runs[0].federation, data, own.data is not None)
-    notes += [*_model_notes(batch.rows.path), _task_note(data, histories[0].metric, asked)]
-    notes += undefined
-    notes += [*_group_notes(batch), *_local_notes(batch)]
-    if private := mechanisms_of(batch):
-        notes.append(mechanism.note(private))
-    if together.count > 1:
-        notes.append(f"ranks: {together.count}")
-    if (lies := runs[0].federation.hostile) is not None:
-        notes.append(
-            f"hostile: {lies.who.sum()} of {len(lies.who)} clients ({experiment.attack.does}); "
-            "figures are of the others"
-        )
+
+
+class OwnCode(NamedTuple):
+    """Fingerprints of what a user brings to a batch: code, and tables of who takes part."""
+
+    texts: dict[str, str]
+    shared: dict[str, str]  # those that all runs share
+    unseen: str  #            a line on what cannot be compared; empty where all can
+
+
+def _own_code(
+    batch: engine.Batch, own: UserObjects, make: models.Factory, listed: Sequence[Strategy]
+) -> OwnCode:
     things: dict[str, object] = {"model": make, "loss": own.loss, "metric": own.metric}
     things["client_metric"] = own.client_metric
-    rules = {f"strategy {s.name}": _code(s) for s in listed}
     tables: dict[str, str] = {}
     if (turnout := batch.plan.turnout) is not None:
         things[f"selection {turnout.select.name}"] = type(turnout.select)
         tables = {what: digest[:FINGERPRINT_DIGITS] for what, digest in turnout.tables().items()}
-    own_code, unseen = fingerprints(things | rules, batch.rows.model.modules())
-    own_code |= tables
-    code = {what: own_code[what] for what in (*things, *tables) if what in own_code}
-    notes += [unseen] if unseen else []
-    if together.count > 1:
-        together.alike(json.dumps(own_code))
-    started = "" if init is None else init.sha256()
-    constants = _constants(batch)
-    frozen = sum(p.numel() for p in batch.rows.model.parameters() if not p.requires_grad)
-    if frozen:
-        notes.append(f"frozen: {frozen:,} weights, held once for all clients")
-    also = [digest for digest in (started, constants if frozen else "") if digest]
+    rules = {f"strategy {s.name}": _code(s) for s in listed}
+    texts, unseen = fingerprints(things | rules, batch.rows.model.modules())
+    texts |= tables
+    shared = {what: texts[what] for what in (*things, *tables) if what in texts}
+    return OwnCode(texts, shared, unseen)
+
+
+def _set_origins(session: Session, own: UserObjects, code: OwnCode) -> None:
+    """Name in each history what decides its numbers, so that only runs alike are averaged."""
+    batch, data, experiment = session.batch, session.data, session.experiment
+    frozen = session.constants if session_notes.frozen_weights(batch) else ""
+    also = [digest for digest in (session.init, frozen) if digest]
     common = [*_shared_settings(experiment, own, data), *also]
     settings = json.loads(json.dumps(experiment_file.result_settings(experiment)))
-    for table, (run, _) in zip(histories, batch.handed_out, strict=True):
-        table.of = _digest([common, code, own_code.get(f"strategy {run.strategy.name}")])
+    for history, (run, _) in zip(session.history.runs, batch.handed_out, strict=True):
+        own_text = code.texts.get(f"strategy {run.strategy.name}")
+        history.of = _digest([common, code.shared, own_text])
         division = run.federation.division_digest()
         # The name of a published set says which data it holds.
         read = str(common[1]) or f"set {data.name}"
-        table.origin = RunOrigin(read, division, _digest([code, also]), settings)
-    # A strategy class that a caller passed has only a short name, which no command could find.
-    objects = called and (own != UserObjects() or len(own_code) > len(code))
-    again = before is not None and before.shown and before.data is data
-    doubts = () if again else runs[0].federation.data.doubts
-    return Session(
-        experiment,
-        batch,
-        history,
-        data,
-        notes=notes,
-        warnings=[
-            *without_effect.warnings(experiment, listed),
-            *(f"warning: {doubt}" for doubt in (*doubts, *_strategy_doubts(batch))),
-        ],
-        fingerprints=own_code,
-        needs_python_call=objects,
-        init=started,
-        constants=constants,
-    )
+        history.origin = RunOrigin(read, division, _digest([code.shared, also]), settings)
 
 
 def _digest(parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def _model_notes(path: str) -> list[str]:
-    """How the model is computed; without a row form, what that costs and what to do."""
-    advice = (
-        "model: steps take longer than with a row form, and the numbers are the same: "
-        "docs/models.md lists the layers that have one"
-    )
-    return [f"model: {path}", *([advice] if "no row form" in path else [])]
-
-
-def _local_notes(batch: engine.Batch) -> list[str]:
-    """Which layers stay with clients, and what an objective that sees other models costs."""
-    notes = []
-    if batch.local[0].own_layers:
-        kept = batch.rows.layout.kept_names()
-        some = ", ".join(kept[:4]) + ", ..." * (len(kept) > 4)
-        notes.append(f"own layers: {some} stay with clients, who are judged with their own")
-    for run, local in zip(batch.runs, batch.local, strict=True):
-        if local.objective is not None and (many := len(local.objective.sees)):
-            what = "another model" if many == 1 else f"{many} other models"
-            notes.append(f"{run.strategy.label()}: each local step also reads {what}")
-    return list(dict.fromkeys(notes))
-
-
-def _strategy_doubts(batch: engine.Batch) -> list[str]:
-    """What hyper-parameters do not do among the clients that there are."""
-    told = []
-    for run in batch.runs:
-        n = run.federation.n_clients
-        doubts = run.strategy.doubts(n, min(n, batch.plan.participants or n))
-        told += [f"{run.strategy.label()}: {doubt}" for doubt in doubts]
-    return list(dict.fromkeys(told))
 
 
 def _code(strategy: Strategy) -> object:
@@ -438,14 +431,6 @@ def _groups(batch: engine.Batch, data: datasets.Dataset) -> Groups:
     return Groups(data.group_names, data.classes[1] if data.target.outputs == 2 else "")
 
 
-def _group_notes(batch: engine.Batch) -> list[str]:
-    """Which groups are judged, or why they are not."""
-    found = groups.judged(batch.runs[0].federation)
-    if found.yes and not batch.judges_groups:
-        return ["groups: they are not judged: your loss and metric say what outputs mean"]
-    return [found.note] if found.note else []
-
-
 def _client_metric(
     experiment: Experiment, own: UserObjects, data: datasets.Dataset
 ) -> ClientMetricFn | None:
@@ -464,29 +449,6 @@ def _client_metric(
     return own.client_metric if named is None or named.name == "accuracy" else named
 
 
-def _undefined(metric: ClientMetricFn, runs: Sequence[engine.Run]) -> list[str]:
-    """Say how many clients have no score of this metric; refuse where that is all of them."""
-    if not isinstance(metric, client_metrics.ClientMetric) or not metric.partial:
-        return []
-    notes: list[str] = []
-    for fed in {id(run.federation): run.federation for run in runs}.values():
-        for what, part in (("test", fed.test), ("validation", fed.validation)):
-            some = np.flatnonzero(part.size)
-            none = sum(metric.undefined(fed.data.y[part.of(int(c))]) for c in some)
-            if none == len(some) > 0:
-                raise InputError(
-                    f"metric={metric.name!r} is undefined for every client, since the {what} "
-                    "examples of each are all of one class or value: choose another --metric or "
-                    "--partition"
-                )
-            if none and what == "test" and not notes:
-                notes.append(
-                    f"metric: {metric.title} is undefined for {none} of {len(some)} clients, whose "
-                    f"test examples are all of one class or value: figures are of the others"
-                )
-    return notes
-
-
 def _metric(
     data: datasets.Dataset, own: MetricFn | None, whole: ClientMetricFn | None = None
 ) -> Metric:
@@ -501,18 +463,6 @@ def _metric(
     if data.task == "classify" and not lower and whole is None:
         return ACCURACY
     return Metric("score" if name == "lambda" else name, lower, shares=False)
-
-
-def _task_note(
-    data: datasets.Dataset, metric: Metric, own: MetricFn | ClientMetricFn | None
-) -> str:
-    """The line that says what is predicted, who said so, and how it is judged."""
-    said = "" if data.task_given or data.task == "classify" else " (by the shape and type of y)"
-    way = "lower" if metric.lower else "higher"
-    judged = "" if metric == ACCURACY else f"; {metric.name}, {way} is better"
-    if own is not None and metric != ACCURACY and not metric.lower:
-        judged += " (if lower is, set lower_is_better = True on your metric)"
-    return f"task: {data.task}{said}: {data.target.in_words()}{judged}"
 
 
 def _plan(experiment: Experiment) -> engine.Plan:
