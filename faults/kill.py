@@ -75,7 +75,7 @@ def cases(root: Path, many: int, *more: str) -> list[Case]:
     begin = process.command if more else process.spawn
     pids = [begin(w, place(root, f"whole{i}")) for i, w in enumerate(listed)]
     for i, pid in enumerate(pids):
-        if process.wait(pid, 300):
+        if process.wait(pid):
             raise SystemExit(f"an unkilled run failed: {said(root / f'whole{i}')}")
     out = []
     for i, words in enumerate(listed):

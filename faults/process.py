@@ -93,7 +93,7 @@ def spawn(words: Sequence[str], cwd: Path) -> int:
     return process.pid
 
 
-def wait(pid: int, seconds: float = 120.0) -> int:
+def wait(pid: int, seconds: float = 600.0) -> int:
     """The exit code of a process, negative for a signal; one that hangs is killed and says -99."""
     code = send(pid, signal.SIGKILL, seconds)
     if code is None:
