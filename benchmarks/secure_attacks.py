@@ -1,6 +1,6 @@
 """What hostile sites do to the others when the server sees sums alone, against a plain server.
 
-    python benchmarks/secure_attacks.py             every row of docs/deploy.md
+    python benchmarks/secure_attacks.py        every row of benchmarks/results/secure-attacks.md
     python benchmarks/secure_attacks.py --rounds 2 --only update=-1
 
 It needs flwr. Eight sites of the sample, two shards each, train a softmax regression in this
