@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedmaba.errors import InputError
 from fedmaba.results import array_files, files, run_folder
+from fedmaba.results.joining import some_of
 from fedmaba.rows.weights import can_train_from
 
 KEY_PREFIX = "base_model.model."
@@ -82,9 +83,10 @@ def add_lora(
         chosen = [n for n in found if type(model.get_submodule(n)) is nn.Linear]
         if not chosen:
             what = type(model.get_submodule(found[0])).__name__ if found else "nothing"
+            linear = [n for n, m in model.named_modules() if type(m) is nn.Linear]
             raise InputError(
                 f"layer {wanted!r} of the model is {what}: name linear layers, of "
-                f"{_some(n for n, m in model.named_modules() if type(m) is nn.Linear)}"
+                f"{some_of(linear, 5)}"
             )
         for name in chosen:
             layer: Any = model.get_submodule(name)
@@ -191,11 +193,6 @@ def save_adapter(
 def _is_called(name: str, wanted: str) -> bool:
     """Whether a module has this name, or ends with it, as peft matches them."""
     return name == wanted or name.endswith(f".{wanted}")
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
 def _put(model: nn.Module, name: str, rank: int, scale: float, dropout: float) -> None:
