@@ -220,7 +220,7 @@ def test_what_cannot_have_an_adapter_is_one_line(tmp_path):
     with pytest.raises(InputError, match="give a folder in peft's format"):
         load_adapter(base(), tmp_path / "nowhere")
     (tmp_path / "adapter_config.json").write_text("{")
-    with pytest.raises(InputError, match="is not JSON"):
+    with pytest.raises(InputError, match=r"cannot be read \(.*give a folder in peft"):
         load_adapter(base(), tmp_path)
 
 

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from fedmaba.deploy.flower_app import proxy, serve
-from fedmaba.deploy.flower_app.net import family_of, free_ports
+from fedmaba.deploy.flower_app.net import free_ports
+from fedmaba.deploy.operate.processes import family_of
 from fedmaba.errors import InputError
 from proxy_attacks import BODY, Attacker, fill_log, fill_memory, log_bytes, rss, shut_out
 from test_flower_check import guarded, keys, server  # noqa: F401

@@ -15,10 +15,10 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 
 from fedmaba import flower
 from fedmaba.deploy import messages
-from fedmaba.deploy.flower_app.net import read_rounds
 from fedmaba.deploy.site_names import read_sites
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy
+from fedmaba.results.state_folder import read_rounds
 from flower_grid import LocalGrid, light_app, light_model
 
 KEYS = {c: public_key_to_bytes(generate_key_pairs()[1]) for c in range(5)}

@@ -20,11 +20,16 @@ from fedmaba.data.datasets import Dataset, load
 from fedmaba.data.federation import Federation
 from fedmaba.data.partition import Split
 from fedmaba.deploy.client import first_model
+from fedmaba.deploy.flower_app import commands
 from fedmaba.deploy.flower_app import net as net_module
+from fedmaba.deploy.flower_app.commands import OFFLINE
 from fedmaba.deploy.flower_app.demo import watch, write_site
-from fedmaba.deploy.flower_app.net import LINK, OFFLINE, Net, NetError, family_of, read_rounds
+from fedmaba.deploy.flower_app.net import LINK, Net, NetError
 from fedmaba.deploy.flower_app.new import new
+from fedmaba.deploy.operate import control
+from fedmaba.deploy.operate.processes import family_of
 from fedmaba.results import run_folder
+from fedmaba.results.state_folder import read_rounds
 from fedmaba.simulation import engine
 from fedmaba.strategies import parse
 
@@ -113,7 +118,7 @@ def assert_simulated(model: dict, spec: str, fed: Federation) -> None:
 
 def kill_server_app(net: Net) -> None:
     """SIGKILL to the process of the ServerApp, and to nothing else."""
-    family = set(family_of(net.processes[LINK].pid))
+    family = set(family_of(net.programs[LINK].process.pid))
     (pid,) = [p for p, words in everything() if p in family and "flwr-serverapp" in words]
     os.kill(pid, signal.SIGKILL)
     until(lambda: not (Path("/proc") / str(pid) / "cmdline").exists() or _gone(pid), net)
@@ -127,7 +132,7 @@ def _gone(pid: int) -> bool:
 
 def test_an_unregistered_key_is_refused(net):
     net.supernode("stranger", data="none.npz")
-    code = net.processes["stranger"].wait(60)
+    code = net.programs["stranger"].process.wait(60)
     assert code != 0
     assert "Failed to activate SuperNode" in net.log("stranger")
     net.stop("stranger")
@@ -181,7 +186,7 @@ def revive(net: Net, c: int) -> None:
     before = net.log(name).count("SuperNode ID")
 
     def alive() -> bool:
-        return name in net.processes and net.processes[name].poll() is None
+        return name in net.programs and net.programs[name].ended is None
 
     def up() -> bool:
         if not alive():
@@ -201,7 +206,7 @@ def test_a_killed_supernode_comes_back(net, tmp_path):
     run = kill_a_site_in_mid_round(net, state, rounds=50)
     revive(net, 1)
     until(lambda: any("site-1" in line["sites"] for line in read_rounds(state, 1)), net)
-    net.flwr("stop", run, LINK)
+    control.flwr(net.folder, "stop", run, LINK)
 
 
 def test_a_superlink_that_cannot_start_says_why(tmp_path, monkeypatch):
@@ -213,7 +218,7 @@ def test_a_superlink_that_cannot_start_says_why(tmp_path, monkeypatch):
 def test_a_supernode_that_ends_is_told_with_its_last_words(tmp_path):
     net = Net(tmp_path)
     net._start("site-1", "sh", "-c", "echo my last words")
-    net.processes["site-1"].wait()
+    net.programs["site-1"].process.wait()
     with pytest.raises(NetError, match="site-1 has ended: my last words"):
         watch(net, "1", tmp_path / "state", lambda text: None)
     net.close()
@@ -263,8 +268,7 @@ def test_flower_knows_every_option_of_the_page(program):
     options = re.findall(r"(?<= )--[a-z-]+", command)
     assert options
     assert not [option for option in options if option not in text]
-    folder = Path(net_module.__file__).parent
-    used = "".join((folder / name).read_text() for name in ("net.py", "commands.py"))
+    used = "".join(Path(one.__file__).read_text() for one in (net_module, commands, control))
     assert not [o for o in options if o not in used and o not in ("--database", "--stream")]
 
 

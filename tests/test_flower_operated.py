@@ -15,8 +15,10 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
 from fedmaba.data.federation import Federation
 from fedmaba.deploy.flower_app.demo import write_site
-from fedmaba.deploy.flower_app.net import family_of, free_ports, read_rounds
+from fedmaba.deploy.flower_app.net import free_ports
 from fedmaba.deploy.flower_app.proxy import find_nginx
+from fedmaba.deploy.operate.processes import family_of
+from fedmaba.results.state_folder import read_rounds
 
 pytestmark = [
     pytest.mark.flower,

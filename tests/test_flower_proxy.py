@@ -25,9 +25,11 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedmaba.deploy.flower_app.net import LINK, PROXY, Net, read_rounds
+from fedmaba.deploy.flower_app.net import LINK, PROXY, Net
 from fedmaba.deploy.flower_app.new import new
 from fedmaba.deploy.flower_app.proxy import CALLS, LOG, find_nginx
+from fedmaba.deploy.operate import control
+from fedmaba.results.state_folder import read_rounds
 
 pytestmark = [
     pytest.mark.flower,
@@ -69,7 +71,7 @@ def attacker(net, tmp_path_factory) -> dict[str, str]:
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", home / "mine"], check=True
     )
-    return {**net.env, "FLWR_HOME": str(home)}
+    return {**os.environ, **net.env, "FLWR_HOME": str(home)}
 
 
 def controlled(net: Net) -> int:
@@ -396,8 +398,7 @@ def test_the_sites_train_on_to_the_end(net):
     while not net.status(net.run).startswith("finished"):
         assert time.monotonic() < end
     assert net.status(net.run) == "finished:completed"
-    nodes = json.loads(net.flwr("supernode", "list", LINK, "--format", "json"))["nodes"]
-    assert len(nodes) == SITES  # nobody was registered
+    assert len(control.nodes(net.folder)) == SITES  # nobody was registered
 
 
 def test_only_this_account_can_read_what_a_federation_writes(net):

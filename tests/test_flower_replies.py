@@ -12,9 +12,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from fedmaba import flower
 from fedmaba.deploy import messages, reply_fetching, validation
-from fedmaba.deploy.flower_app.net import read_rounds
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, load_arrays
+from fedmaba.results.state_folder import read_rounds
 from flower_grid import LocalGrid, light_app, light_model
 from flower_link import Link, http_grid
 

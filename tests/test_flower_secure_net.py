@@ -17,13 +17,14 @@ from fedmaba.data.federation import Federation
 from fedmaba.deploy import reply_fetching
 from fedmaba.deploy.client import first_model
 from fedmaba.deploy.flower_app.demo import write_site
-from fedmaba.deploy.flower_app.net import LINK, Net, read_rounds
+from fedmaba.deploy.flower_app.net import LINK, Net
 from fedmaba.deploy.flower_app.new import new
 from fedmaba.deploy.secure import SecureSum
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.site_memory import ANSWERS
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, load_arrays
+from fedmaba.results.state_folder import read_rounds
 from fedmaba.strategies import REGISTRY
 from flower_grid import LocalGrid
 

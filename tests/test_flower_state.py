@@ -7,13 +7,13 @@ import stat
 import numpy as np
 import pytest
 
-from fedmaba.deploy.flower_app.net import read_rounds
 from fedmaba.deploy.server import FederationServer
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.validation import Reply
 from fedmaba.errors import InputError, SaveFailed
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import History
+from fedmaba.results.state_folder import read_rounds
 from fedmaba.strategies import parse
 
 MODEL = {"w": np.ones(4, np.float32)}

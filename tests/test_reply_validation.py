@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedmaba.deploy.flower_app.net import read_rounds
 from fedmaba.deploy.server import FederationServer
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.site_names import Node, SiteNames
@@ -28,6 +27,7 @@ from fedmaba.deploy.validation import (
 )
 from fedmaba.errors import Busy, InputError
 from fedmaba.results import run_folder
+from fedmaba.results.state_folder import read_rounds
 from fedmaba.strategies import REGISTRY, parse
 from fedmaba.strategies.base import Decision
 

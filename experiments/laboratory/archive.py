@@ -50,6 +50,11 @@ ARCHIVED_TABLES = (
 )
 
 
+class Versions(schema.Part):
+    torch: schema.Word
+    fedmaba: schema.Word
+
+
 class About(schema.Part):
     """The `about` of a file."""
 
@@ -60,7 +65,7 @@ class About(schema.Part):
     dtype: schema.Word
     device: schema.Word
     command: str
-    versions: schema.Versions
+    versions: Versions
     runs: Annotated[list[schema.SavedRun], Field(min_length=1, max_length=schema.MAX_RUNS)]
 
 

@@ -6,12 +6,12 @@ import os
 import re
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-from fedmaba import user_code
 from fedmaba.errors import FedmabaError, InputError, NoRoom
 from fedmaba.report import document, figures
 from fedmaba.report.document import Document
@@ -47,7 +47,7 @@ def write_all(
             here, there = context.Pipe(duplex=False)
             given = (there, targets[i::many], source, out)
             workers.append(context.Process(target=_work, args=given, daemon=True))
-            with user_code.child_processes_skip_working_folder():
+            with _child_processes_skip_working_folder():
                 workers[-1].start()
             there.close()  # so that a worker that ends leaves nobody waiting
             ends.append(here)
@@ -56,6 +56,19 @@ def write_all(
     finally:
         for worker in workers:
             worker.terminate()
+
+
+@contextmanager
+def _child_processes_skip_working_folder() -> Iterator[None]:
+    """Python processes started meanwhile do not import modules from the working folder."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _drawn(target: Target, found: Sequence[ArchiveFile], out: Path) -> WrittenTarget | FedmabaError:

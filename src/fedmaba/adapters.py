@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmaba.errors import InputError, reason
-from fedmaba.results import array_files, files
+from fedmaba.errors import InputError
+from fedmaba.results import array_files, files, run_folder
+from fedmaba.results.joining import some_of
 from fedmaba.rows.weights import can_train_from
 
 KEY_PREFIX = "base_model.model."
@@ -82,9 +83,10 @@ def add_lora(
         chosen = [n for n in found if type(model.get_submodule(n)) is nn.Linear]
         if not chosen:
             what = type(model.get_submodule(found[0])).__name__ if found else "nothing"
+            linear = [n for n, m in model.named_modules() if type(m) is nn.Linear]
             raise InputError(
                 f"layer {wanted!r} of the model is {what}: name linear layers, of "
-                f"{_some(n for n, m in model.named_modules() if type(m) is nn.Linear)}"
+                f"{some_of(linear, 5)}"
             )
         for name in chosen:
             layer: Any = model.get_submodule(name)
@@ -193,11 +195,6 @@ def _is_called(name: str, wanted: str) -> bool:
     return name == wanted or name.endswith(f".{wanted}")
 
 
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
-
-
 def _put(model: nn.Module, name: str, rank: int, scale: float, dropout: float) -> None:
     """Replace a linear layer by one with an adapter."""
     layer = model.get_submodule(name)
@@ -219,12 +216,8 @@ def _values(model: nn.Module, weights: Mapping[str, Any] | str | Path | None) ->
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    try:
+    with run_folder.reading(path, "give a folder in peft's format"):
         config = files.parse_json(files.read(path, MAX_CONFIG_BYTES, links=True))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}: give a folder in peft's format") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}: write it again") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else None
         raise InputError(f"{path}: peft_type is {kind!r}: only LORA adapters are known")
@@ -264,8 +257,6 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 def _load(path: Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors file, which must be plain and as large as it says."""
-    try:
+    with run_folder.reading(path, "give a .safetensors file of weights"):
         found = array_files.read_weights(path)
-    except array_files.READ_ERRORS as error:
-        raise InputError(f"{path}: {reason(error)}: give a .safetensors file of weights") from error
     return {name: torch.from_numpy(value) for name, value in found.items()}

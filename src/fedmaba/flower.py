@@ -24,14 +24,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as Base
 
-from fedmaba.deploy import (
-    records,
-    reply_fetching,
-    round_log,
-    run_config,
-    secure_round,
-    validation,
-)
+from fedmaba.deploy import records, reply_fetching, round_log, run_config, secure_round, validation
 from fedmaba.deploy.event_log import EventLog, why_it_ends
 from fedmaba.deploy.flower_app.check import BEHIND_SECONDS
 from fedmaba.deploy.messages import (

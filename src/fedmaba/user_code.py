@@ -11,8 +11,8 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from typing import Any
@@ -39,19 +39,6 @@ def allow_working_folder() -> None:
     with suppress(OSError):  # the working folder was removed
         if (here := os.getcwd()) not in sys.path:
             sys.path.append(here)
-
-
-@contextmanager
-def child_processes_skip_working_folder() -> Iterator[None]:
-    """Python processes started meanwhile do not import modules from the working folder."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["PYTHONSAFEPATH"]
-        if before is not None:
-            os.environ["PYTHONSAFEPATH"] = before
 
 
 def say_sources(named: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from fedmaba.deploy.settings import FederationSettings
-from fedmaba.errors import InputError, reason
+from fedmaba.errors import InputError
 from fedmaba.privacy import accounting
 from fedmaba.privacy.mechanism import Mechanism, cost_shares, largest_share, largest_weight
-from fedmaba.results import array_files, files, run_folder, schema
+from fedmaba.results import files, run_folder, schema
 from fedmaba.strategies.base import LOSSES_INFO, PRIVACY_INFO, Strategy
 
 SERVER_SEES = {
@@ -142,16 +143,12 @@ def counted_in_lines(path: Path, asked: bool) -> dict[str, int]:
     `asked`: a site counts once it is asked, and not only where its reply was in the round.
     """
     file, found = path / ROUNDS_FILE, Counter[str]()
-    try:
+    with run_folder.reading(file, RESTORE_OR_OTHER), suppress(FileNotFoundError):
         for _, line in files.json_lines(file):
             told = schema.check(schema.StateLine, line)
             if {PRIVACY_INFO[0], LOSSES_INFO[0]} & told.get("info", {}).keys():
                 sites = told.get("sites") or {}
                 found.update({*sites, *((asked and told.get("asked")) or ())})
-    except FileNotFoundError:
-        return {}
-    except array_files.READ_ERRORS as error:
-        raise InputError(f"{file} cannot be read ({reason(error)}): {RESTORE_OR_OTHER}") from error
     return dict(found)
 
 

@@ -55,6 +55,13 @@ def lines_of_round(report: Mapping[str, Any], known: int) -> list[tuple[int, str
     return out + [(WARNING, f"left out of round {report['round']}: {why}") for why in left]
 
 
+def lines_of(line: Mapping[str, Any]) -> list[str]:
+    """A line of rounds.jsonl for people: of a round, or of the end."""
+    if "deployed" in line:
+        return lines_of_end(line)
+    return [text for _, text in lines_of_round(line, 0)]
+
+
 def lines_of_end(report: Mapping[str, Any]) -> list[str]:
     """How the model that is handed out serves the sites, and then each site that could tell."""
     name, own = "error" if "error" in report else "accuracy", report.get("personal", {})

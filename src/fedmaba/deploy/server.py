@@ -41,13 +41,7 @@ from fedmaba.privacy.mechanism import Mechanism, clip_rows
 from fedmaba.results import run_folder
 from fedmaba.simulation.replies import decide, make_replies
 from fedmaba.strategies import deployed as average
-from fedmaba.strategies.base import (
-    Decision,
-    IntArray,
-    Replies,
-    client_weights,
-    layers_of,
-)
+from fedmaba.strategies.base import Decision, IntArray, Replies, client_weights, layers_of
 
 Task = dict[str, int | float | str | bool | bytes]
 NOT_FINITE = "the new model would not be finite: this round adds nothing"

@@ -10,13 +10,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedmaba.deploy.validation import SITE_NAME, Refused, printable
 from fedmaba.errors import InputError
+from fedmaba.results import files, run_folder
 
 KEY = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
@@ -121,11 +121,8 @@ def read_sites(source: str | Path | Mapping[str, object]) -> SiteNames:
     where, found = "sites", source
     if isinstance(source, str | Path):
         where = str(source)
-        try:
-            found = tomllib.loads(Path(source).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:  # missing, not UTF-8, or not TOML
-            reason = getattr(error, "strerror", None) or printable(error)
-            raise InputError(f"{where}: {reason}: give a TOML file of name = key") from error
+        with run_folder.reading(Path(source), "give a TOML file of name = key"):
+            found = files.parse_toml(files.read(Path(source), files.MB, links=True))
     assert isinstance(found, Mapping)
     listed: dict[str, str] = {}
     examples: dict[str, int] = {}

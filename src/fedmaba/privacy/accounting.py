@@ -14,20 +14,21 @@ import importlib.metadata
 from functools import lru_cache
 from typing import Any
 
-from fedmaba.errors import InputError
+from fedmaba.errors import InputError, installed
 
 EPSILON_TOLERANCE = 1e-6  # of a noise multiplier, beside the guess; it errs on the safe side
 
 
+MISSING = (
+    "dp is accounted by Google's dp-accounting, which is not installed here: "
+    "pip install 'fedmaba[privacy]'"
+)
+
+
 def require_accountant() -> Any:
     """The package dp-accounting, or one line that says how to get it."""
-    try:
+    with installed(MISSING):
         import dp_accounting
-    except ImportError as error:
-        raise InputError(
-            "dp is accounted by Google's dp-accounting, which is not installed here: "
-            "pip install 'fedmaba[privacy]'"
-        ) from error
     return dp_accounting
 
 

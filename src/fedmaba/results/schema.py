@@ -276,11 +276,6 @@ class Tracked(Part):
     ids: dict[Word, dict[Word, Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]]]
 
 
-class Versions(Part):
-    torch: Word
-    fedmaba: Word
-
-
 def is_site(name: str) -> bool:
     """Whether a site on Flower may have this name."""
     return re.fullmatch(SITE, name) is not None

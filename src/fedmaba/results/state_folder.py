@@ -350,6 +350,12 @@ def _check_line(told: RoundLine, known: set[str], rounds: Sequence[RoundLine], d
         raise ValueError(f"round {told['round']} is beyond the {done} that are saved")
 
 
+def read_rounds(path: Path, seen: int) -> list[RoundLine]:
+    """The complete lines of rounds.jsonl after the first `seen`, while a server writes it."""
+    file = path / "rounds.jsonl"
+    return [line for _, line in files.json_lines(file)][seen:] if file.exists() else []
+
+
 def _read_timing(path: Path) -> dict[int, RoundLine]:
     """When each round ended, by timing.jsonl; nothing where it does not say."""
     found: dict[int, RoundLine] = {}

@@ -178,7 +178,10 @@ def fedntd(
     numbers: Mapping[str, Tensor],
 ) -> Tensor:
     """The usual loss, and beta * KL(server, client) over the classes that an example is not of."""
-    _refuse_all_but_classes("fedntd", outputs, y)
+    if outputs.ndim != 2 or y.is_floating_point():
+        raise InputError(
+            "fedntd is for examples of one class each: choose another strategy for these targets"
+        )
     true = y[:, None] == torch.arange(outputs.shape[-1], device=y.device)
     theirs, own = (
         (v / numbers["tau"]).masked_fill(true, NEVER).log_softmax(-1)
@@ -215,13 +218,6 @@ def moon_of_features(
 
 
 NEVER = -1e30  # a logit whose class has no probability, and no difference that is not a number
-
-
-def _refuse_all_but_classes(name: str, outputs: Tensor, y: Tensor) -> None:
-    if outputs.ndim != 2 or y.is_floating_point():
-        raise InputError(
-            f"{name} is for examples of one class each: choose another strategy for these targets"
-        )
 
 
 OBJECTIVES: dict[str, Callable[..., Tensor]] = {

@@ -26,6 +26,7 @@ from fedmaba.rows.random import dropout_mask, fused_dropout_mask
 Ints = tuple[int, ...]
 # The gradient of an embedding with up to this many entries is taken as a product.
 MAX_ONE_HOT = 4096
+OF_FEATURES = (F.dropout1d, F.dropout2d, F.dropout3d)
 OVERRIDE_HOOKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -140,25 +141,13 @@ def _dropout(
     training: bool = True,
     inplace: bool = False,
 ) -> Tensor:
+    """Dropout of numbers, or of whole features."""
     if not training or p == 0.0:
         return x
-    mask = mode.mask(x, p)
-    return x.mul_(mask) if inplace else x * mask
-
-
-def _feature_dropout(
-    mode: RowOperations,
-    func: Any,
-    x: Tensor,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-) -> Tensor:
-    if not training or p == 0.0:
-        return x
-    if x.dim() < 3:
+    whole = func in OF_FEATURES
+    if whole and x.dim() < 3:
         raise NotImplementedError(f"{func.__name__} without a minibatch has no row form")
-    mask = mode.mask(x, p, (*x.shape[:2], *[1] * (x.dim() - 2)))
+    mask = mode.mask(x, p, (*x.shape[:2], *[1] * (x.dim() - 2)) if whole else None)
     return x.mul_(mask) if inplace else x * mask
 
 
@@ -370,9 +359,7 @@ def _cell(mode: RowOperations, func: Any, *args: Any) -> Any:
 
 COMPOSED = _composed()
 REPLACED: dict[Any, Callable[..., Any]] = {
-    F.dropout: _dropout,
-    torch.dropout: _dropout,
-    **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), _feature_dropout),
+    **dict.fromkeys((F.dropout, torch.dropout, *OF_FEATURES), _dropout),
     **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _conv),
     Tensor.view: _view,
     F.linear: _linear,

@@ -10,15 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmaba.rows import kernels
-from fedmaba.rows.base import (
-    Inputs,
-    Layout,
-    LossFn,
-    ProxPull,
-    Rows,
-    Step,
-    StoredForm,
-)
+from fedmaba.rows.base import Inputs, Layout, LossFn, ProxPull, Rows, Step, StoredForm
 from fedmaba.rows.layers import (
     ALIKE_WHEN_FROZEN,
     WITHOUT_WEIGHTS,

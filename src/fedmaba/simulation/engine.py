@@ -31,9 +31,7 @@ from fedmaba.rows.weights import GivenWeights
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation import checks, pipeline
 from fedmaba.simulation.batch import Batch, RunParts, precision
-from fedmaba.simulation.client_scores import (
-    ClientMetricFn,
-)
+from fedmaba.simulation.client_scores import ClientMetricFn
 from fedmaba.simulation.distributed import Ranks
 from fedmaba.simulation.evaluation import MetricFn
 from fedmaba.simulation.local_training import Pool

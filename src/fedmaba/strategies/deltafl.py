@@ -14,15 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedmaba.strategies.averaging import average_weights, largest_average_weight
-from fedmaba.strategies.base import (
-    Decision,
-    Needs,
-    Replies,
-    State,
-    Strategy,
-    param,
-    require_finite,
-)
+from fedmaba.strategies.base import Decision, Needs, Replies, State, Strategy, param, require_finite
 from fedmaba.strategies.simplex import effective_count
 
 

@@ -13,15 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedmaba.strategies.base import (
-    Decision,
-    Needs,
-    Replies,
-    State,
-    Strategy,
-    param,
-    require_finite,
-)
+from fedmaba.strategies.base import Decision, Needs, Replies, State, Strategy, param, require_finite
 from fedmaba.strategies.simplex import effective_count
 
 

@@ -5,11 +5,26 @@ systemd units show them: tests hold them together. Needs no torch.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 LINK = "fair"  # the name of this SuperLink in Flower's own configuration
 OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+
+def environment(folder: Path, *first: Path) -> dict[str, str]:
+    """In which Flower's programs keep to a folder, and find their own others by name.
+
+    The programs in the folders of `first` go before those of this installation.
+    """
+    places = [*map(str, first), str(Path(sys.executable).parent)]
+    return {
+        **OFFLINE,
+        "FLWR_HOME": str(folder / "home"),
+        "PATH": os.pathsep.join([*places, os.environ.get("PATH", os.defpath)]),
+    }
 
 
 def superlink_command(port: int, keys: str | Path, database: str = "") -> list[str]:

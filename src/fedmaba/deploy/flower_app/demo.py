@@ -20,13 +20,15 @@ from fedmaba.data import trees
 from fedmaba.data.federation import Federation
 from fedmaba.deploy.flower_app import private
 from fedmaba.deploy.flower_app.commands import LINK
-from fedmaba.deploy.flower_app.net import Net, NetError, read_rounds
+from fedmaba.deploy.flower_app.net import Net, NetError
 from fedmaba.deploy.flower_app.new import new
-from fedmaba.deploy.round_log import lines_of_end, lines_of_round
+from fedmaba.deploy.operate.control import Unavailable
+from fedmaba.deploy.round_log import lines_of
 from fedmaba.deploy.secure import SecureSum
 from fedmaba.deploy.settings import FederationSettings, one_strategy
 from fedmaba.errors import InputError, SaveFailed
 from fedmaba.report import data, document, table
+from fedmaba.results.state_folder import read_rounds
 
 COMPARED_WITH = "fedavg"  # what a kept demo shows the strategy beside
 
@@ -57,6 +59,8 @@ def demo(
     try:
         with _place(keep) as (base, told):
             states = _demo(say, told, base, strategies, sites, rounds, partition, secure)
+    except Unavailable as error:
+        raise NetError(str(error)) from error
     except OSError as error:
         where = error.filename or tempfile.gettempdir()
         raise SaveFailed(f"{where}: {error.strerror or error}: fix that, or set TMPDIR") from error
@@ -153,18 +157,15 @@ def watch(net: Net, run: str, state: Path, say: Callable[[str], None]) -> None:
     """Show each round as it is saved, until the run ends."""
     seen, checked = 0, time.monotonic()
     while True:
-        lines = list(read_rounds(state, seen))
-        for line in lines:
-            ended = "deployed" in line
-            shown = lines_of_end(line) if ended else [t for _, t in lines_of_round(line, 0)]
-            for text in shown:
-                say(text)
+        lines = read_rounds(state, seen)
+        for text in (text for line in lines for text in lines_of(line)):
+            say(text)
         seen += len(lines)
         if time.monotonic() - checked > 5 and not lines:
             net.check()
             status = net.status(run)
             checked = time.monotonic()
-            if status.startswith("finished") and not list(read_rounds(state, seen)):
+            if status.startswith("finished") and not read_rounds(state, seen):
                 if status != "finished:completed":
                     raise NetError(f"run {run} ended as {status}: {net.last_words(LINK)}")
                 return

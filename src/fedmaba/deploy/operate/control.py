@@ -6,13 +6,12 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmaba.deploy.flower_app import commands
+from fedmaba.deploy.flower_app import commands, private
 from fedmaba.deploy.operate.server_folder import ServerFolder
 from fedmaba.errors import FedmabaError
 from fedmaba.results import files
@@ -29,16 +28,6 @@ class Unavailable(FedmabaError):
     exit_code = 69
 
 
-def environment(folder: ServerFolder) -> dict[str, str]:
-    """In which Flower's programs find this federation, and their own others by name."""
-    here = str(Path(sys.executable).parent)
-    return {
-        **commands.OFFLINE,
-        "FLWR_HOME": str(folder.path / "home"),
-        "PATH": os.pathsep.join([here, os.environ.get("PATH", os.defpath)]),
-    }
-
-
 def listening(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(2)
@@ -53,13 +42,13 @@ def wait_for_link(folder: ServerFolder, say: Callable[[str], None]) -> None:
             time.sleep(1)
 
 
-def flwr(folder: ServerFolder, *words: object) -> Any:
+def flwr(folder: Path, *words: object) -> Any:
     """What Flower's command line answers, as JSON."""
     command = ["flwr", *map(str, words), "--format", "json"]
     try:
         done = subprocess.run(
-            command, cwd=folder.path, env={**os.environ, **environment(folder)}, text=True,
-            capture_output=True, timeout=SECONDS, errors="replace",
+            command, cwd=folder, env={**os.environ, **commands.environment(folder)}, text=True,
+            capture_output=True, timeout=SECONDS, errors="replace", umask=private.UMASK,
         )  # fmt: skip
         start = done.stdout.find("{")
         found = json.loads(done.stdout[start:]) if start >= 0 else {}
@@ -72,7 +61,7 @@ def flwr(folder: ServerFolder, *words: object) -> Any:
     return found
 
 
-def nodes(folder: ServerFolder) -> dict[str, str]:
+def nodes(folder: Path) -> dict[str, str]:
     """The status of each node that the SuperLink knows."""
     found = flwr(folder, "supernode", "list", commands.LINK)
     return {str(node["node-id"]): str(node["status"]) for node in found["nodes"]}
@@ -92,12 +81,12 @@ def register(folder: ServerFolder) -> list[str]:
 
 
 def _register(folder: ServerFolder) -> list[str]:
-    known, there, wanted = registered(folder), nodes(folder), folder.admitted
+    known, there, wanted = registered(folder), nodes(folder.path), folder.admitted
     done = []
     for site, entry in list(known.items()):
         gone = there.get(entry["node"], "unregistered") == "unregistered"
         if wanted.get(site) != entry["key"] and not gone:
-            flwr(folder, "supernode", "unregister", entry["node"], commands.LINK)
+            flwr(folder.path, "supernode", "unregister", entry["node"], commands.LINK)
             folder.audit.add("unregistered", site=site, key=entry["key"])
             done.append(f"{site}'s key {entry['key']} is refused from now on")
         if wanted.get(site) != entry["key"] or gone:
@@ -105,7 +94,7 @@ def _register(folder: ServerFolder) -> list[str]:
     for site, key in wanted.items():
         if site not in known:
             words = commands.register_command(folder.keys, site)[1:]
-            node = str(flwr(folder, *words)["node-id"])
+            node = str(flwr(folder.path, *words)["node-id"])
             known[site] = {"key": key, "node": node}
             folder.audit.add("registered", site=site, key=key)
             done.append(f"{site} may connect")
@@ -115,7 +104,7 @@ def _register(folder: ServerFolder) -> list[str]:
 
 def online(folder: ServerFolder) -> dict[str, str]:
     """For each site that is admitted, whether its node is online."""
-    there, known = nodes(folder), registered(folder)
+    there, known = nodes(folder.path), registered(folder)
     unknown = {"node": ""}
     return {
         site: there.get(known.get(site, unknown)["node"], "not registered")
@@ -123,13 +112,19 @@ def online(folder: ServerFolder) -> dict[str, str]:
     }
 
 
-def runs(folder: ServerFolder) -> dict[str, str]:
+def runs(folder: Path) -> dict[str, str]:
     """The runs that have not ended, by id."""
     found = flwr(folder, "list", commands.LINK)["runs"]
     told = {str(run["run-id"]): str(run["status"]) for run in found}
     return {run: status for run, status in told.items() if not status.startswith("finished")}
 
 
-def run_status(folder: ServerFolder, run: str) -> str:
+def submit(folder: Path, app: Path, told: Mapping[str, object]) -> str:
+    """Begin a run of an app that is told this; its id."""
+    words = ("--run-config", commands.assignments(told))
+    return str(flwr(folder, "run", app, commands.LINK, *words)["run-id"])
+
+
+def run_status(folder: Path, run: str) -> str:
     found = flwr(folder, "list", commands.LINK, "--run-id", run)["runs"]
     return str(found[0]["status"]) if found else "unknown"

@@ -15,6 +15,7 @@ from fedmaba.data import datasets, trees
 from fedmaba.data.dataset import Dataset
 from fedmaba.deploy.site_targets import SiteTargets
 from fedmaba.errors import InputError, SaveFailed
+from fedmaba.results import files, run_folder
 
 FAR = 3.0  # widths of the agreed range, beyond which a median looks like another unit
 
@@ -133,13 +134,8 @@ def usual_form() -> Form:
 
 def read_bytes(path: Path, most: int = 1_000_000) -> bytes:
     """A small file that the user named."""
-    try:
-        found = path.read_bytes() if path.stat().st_size <= most else b""
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}: name the file that you were sent") from error
-    if not found:
-        raise InputError(f"{path} is empty or too large: name the file that you were sent")
-    return found
+    with run_folder.reading(path, "name the file that you were sent"):
+        return files.read(path, most, links=True)
 
 
 def no_save(path: Path, error: OSError) -> SaveFailed:

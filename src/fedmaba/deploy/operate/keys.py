@@ -10,6 +10,7 @@ from typing import Any
 from fedmaba.deploy.flower_app import private
 from fedmaba.deploy.site_names import key_fingerprint
 from fedmaba.errors import InputError
+from fedmaba.results import files
 
 CA_DAYS, SERVER_DAYS = 3650, 365
 ALWAYS = ("localhost", "127.0.0.1")  # the server reaches itself so
@@ -34,8 +35,8 @@ def new_authority(folder: Path) -> None:
     private.write_new(folder / "ca.pem", _text(made))
 
 
-def new_certificate(folder: Path, host: str, days: int = SERVER_DAYS) -> tuple[str, str]:
-    """The server's private key and certificate, signed by the authority of this folder."""
+def new_certificate(folder: Path, host: str, days: int = SERVER_DAYS) -> None:
+    """Make server.key and server.pem, signed by the authority of this folder."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
 
@@ -59,7 +60,8 @@ def new_certificate(folder: Path, host: str, days: int = SERVER_DAYS) -> tuple[s
         .add_extension(issuer, critical=False)
         .sign(signer, hashes.SHA384())
     )
-    return _pem(key), _text(made)
+    files.write(folder / "server.key", _pem(key).encode(), private=True)
+    files.write(folder / "server.pem", _text(made).encode(), private=True)
 
 
 def days_left(certificate: Path) -> float:

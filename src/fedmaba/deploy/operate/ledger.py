@@ -16,8 +16,7 @@ from typing import Any
 from fedmaba.deploy.operate.policy import Policy
 from fedmaba.errors import InputError
 from fedmaba.privacy import accounting
-from fedmaba.results import files
-from fedmaba.results.array_files import READ_ERRORS
+from fedmaba.results import files, run_folder
 
 LEDGER = "ledger.json"
 REMEDY = "fix it; this site answers nothing that it cannot count"
@@ -79,12 +78,10 @@ class Ledger:
         return Count(self._read())
 
     def _read(self) -> dict[str, int]:
-        try:
-            found = files.read_json(self.file)
-        except FileNotFoundError:
+        if not files.exists(self.file):
             return {}
-        except READ_ERRORS as error:
-            raise InputError(f"{self.file} cannot be read: restore it from a backup") from error
+        with run_folder.reading(self.file, "restore it from a backup"):
+            found = files.read_json(self.file)
         if not isinstance(found, dict) or not all(type(n) is int for n in found.values()):
             raise InputError(f"{self.file} is no ledger: restore it from a backup")
         return found

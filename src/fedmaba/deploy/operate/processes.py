@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO
 
 from fedmaba.deploy.flower_app import private
-from fedmaba.deploy.flower_app.net import family_of
 from fedmaba.deploy.flower_app.serve import LOOK_SECONDS, put_aside
 from fedmaba.errors import InputError
 from fedmaba.results import files
@@ -67,13 +66,22 @@ class Program:
             return contextlib.nullcontext()
         return open(folder / "logs" / f"{self.name}.log", "ab", opener=private.opener)
 
-    def stop(self) -> None:
+    @property
+    def ended(self) -> int | None:
+        """Its exit code, if it was started and has ended."""
+        return None if self.process is None else self.process.poll()
+
+    def ask_to_end(self, number: int = signal.SIGTERM) -> None:
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
         """End it and all that it started, by force if they take too long."""
         if self.process is None:
             return
         family = family_of(self.process.pid)
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
+        self.ask_to_end(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(PATIENCE)
         for pid in family:
@@ -157,6 +165,18 @@ def stop(folder: Path) -> None:
 def is_running(folder: Path) -> bool:
     """Whether `start` runs the programs of this folder."""
     return (folder / LOCK).is_dir() and files.in_use(folder / LOCK)
+
+
+def family_of(pid: int) -> list[int]:
+    """A process, the others of its group, and all that any of them started."""
+    done = subprocess.run(
+        ["ps", "-axo", "pid=,ppid=,pgid="], capture_output=True, text=True, check=True
+    )
+    rows = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+    found = [pid, *(p for p, _, group in rows if group == pid != p)]
+    for one in found:
+        found += [p for p, above, _ in rows if above == one and p not in found]
+    return found
 
 
 def last_words(log: Path, meanings: Mapping[str, str]) -> str:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedmaba.deploy.flower_app import commands
-from fedmaba.deploy.flower_app.net import read_rounds
 from fedmaba.deploy.operate import control
 from fedmaba.deploy.operate.bundle import app_hash
 from fedmaba.deploy.operate.control import Unavailable
 from fedmaba.deploy.operate.server_folder import FILE, ServerFolder
-from fedmaba.deploy.round_log import lines_of_end, lines_of_round
+from fedmaba.deploy.round_log import lines_of
 from fedmaba.errors import FedmabaError, InputError
 from fedmaba.results import state_folder
 
@@ -65,13 +64,12 @@ def _one_run(folder: ServerFolder, say: Say) -> str:
     control.wait_for_link(folder, say)
     for line in control.register(folder):
         say(line)
-    for run in control.runs(folder):  # of before a crash: two would fight for the state
+    for run in control.runs(folder.path):  # of before a crash: two would fight for the state
         with suppress(Unavailable):  # it ended by itself meanwhile
-            control.flwr(folder, "stop", run, commands.LINK)
+            control.flwr(folder.path, "stop", run, commands.LINK)
             say(f"run {run} of before is stopped")
     told = folder.run_config()
-    words = ("--run-config", commands.assignments(told))
-    run = str(control.flwr(folder, "run", folder.path / "app", commands.LINK, *words)["run-id"])
+    run = control.submit(folder.path, folder.path / "app", told)
     app = app_hash(folder.path / "app")
     folder.audit.add("run", run=run, app=app, told={k: str(v) for k, v in told.items()})
     say(f"run {run}: {told.get('strategy', 'the strategy of the app')}, app {app[:16]}...")
@@ -103,19 +101,19 @@ class _Followed:
     waited_for: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.seen = len(list(read_rounds(self.folder.state, 0)))
+        self.seen = len(state_folder.read_rounds(self.folder.state, 0))
 
     def until_its_end(self) -> str:
         while True:
-            lines = list(read_rounds(self.folder.state, self.seen))
+            lines = state_folder.read_rounds(self.folder.state, self.seen)
             self.seen += len(lines)
             for line in lines:
                 self._tell(line)
             now = time.monotonic()
             if now - self.asked > ASK_SECONDS:
                 self.asked = now
-                status = control.run_status(self.folder, self.run)
-                if status == DONE and not list(read_rounds(self.folder.state, self.seen)):
+                status = control.run_status(self.folder.path, self.run)
+                if status == DONE and not state_folder.read_rounds(self.folder.state, self.seen):
                     return ""
                 if status.startswith("finished") and status != DONE:
                     return f"{status}: {last_error(self.folder)}"
@@ -124,11 +122,10 @@ class _Followed:
                 self._tell_who_is_missing()
             time.sleep(LOOK_SECONDS)
 
-    def _tell(self, line: dict[str, Any]) -> None:
-        ended = "deployed" in line
-        shown = lines_of_end(line) if ended else [text for _, text in lines_of_round(line, 0)]
-        for text in shown:
+    def _tell(self, line: Mapping[str, Any]) -> None:
+        for text in lines_of(line):
             self.say(text)
+        ended = "deployed" in line
         digest = hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()
         told = {"round": line["round"], "sha256": digest}
         if not ended:

@@ -19,7 +19,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,14 @@ from fedmaba.deploy import run_config
 from fedmaba.deploy.flower_app import commands, new, private, proxy
 from fedmaba.deploy.operate import keys, services
 from fedmaba.deploy.operate.audit import Audit
-from fedmaba.deploy.operate.bundle import app_hash
+from fedmaba.deploy.operate.bundle import app_hash, flower_version
 from fedmaba.deploy.operate.forms import Form, no_save, read_bytes, usual_form
 from fedmaba.deploy.secure import SecureSum
 from fedmaba.deploy.settings import FederationSettings, one_strategy, require_same_terms
 from fedmaba.deploy.site_names import read_sites
 from fedmaba.deploy.validation import SITE_NAME
 from fedmaba.errors import InputError, unknown
-from fedmaba.results import files, state_folder
+from fedmaba.results import files, run_folder, state_folder
 
 FILE = "federation.toml"
 FOLDERS = ("keys", "home", "logs", "metrics", "join", "state", "link", "registered", "audit")
@@ -56,15 +55,10 @@ class ServerFolder:
     @classmethod
     def read(cls, path: Path) -> ServerFolder:
         path = path.absolute()
-        try:
-            told = files.parse_toml(files.read(path / FILE, files.MAX_JSON_BYTES))
-        except OSError as error:
-            why = f"{path / FILE}: {error.strerror}: make the folder by `fedmaba flower init`"
-            if (path / "site.toml").exists():
-                why = f"{path} is the folder of a site: this command is for the server's"
-            raise InputError(why) from error
-        except ValueError as error:
-            raise InputError(f"{path / FILE}: {error}") from error
+        if (path / "site.toml").exists() and not (path / FILE).exists():
+            raise InputError(f"{path} is the folder of a site: this command is for the server's")
+        with run_folder.reading(path / FILE, "correct it, or make it by `fedmaba flower init`"):
+            told = files.parse_toml(files.read(path / FILE, files.MAX_TOML_BYTES))
         wanted = {"host": str, "port": int, "superlink-port": int, "sites": list, "run": dict}
         for key in told:
             if key not in wanted:
@@ -168,7 +162,7 @@ def init(
         (path / "metrics").chmod(0o755)
         new.new(path / "app", secure, dp, shown.task() if form else "")
         keys.new_authority(path / "keys")
-        _certify(path / "keys", host)
+        keys.new_certificate(path / "keys", host)
         config = commands.link_config(superlink, path / "keys" / "ca.pem")
         private.write_new(path / "home" / "config.toml", config)
         proxy.write_configs(path / "proxy", f"0.0.0.0:{port}", superlink, path / "keys")
@@ -191,7 +185,7 @@ def write_join_file(folder: ServerFolder, site: str, form: Form) -> Path:
         "site": site,
         "server": f"{folder.host}:{folder.port}",
         "fedmaba": fedmaba.__version__,
-        "flwr": _flwr(),
+        "flwr": flower_version(),
         "app": app_hash(folder.path / "app"),
         "secure": bool(told["secure"]),
         "asks": {key: told[key] for key in ("strategy", "rounds", "dp", "losses")},
@@ -208,15 +202,6 @@ def invite(folder: ServerFolder) -> list[Path]:
     form = _form_before(folder)
     folder.audit.add("invite", sites=list(folder.sites), app=app_hash(folder.path / "app"))
     return [write_join_file(folder, site, form) for site in folder.sites]
-
-
-def _flwr() -> str:
-    try:
-        return metadata.version("flwr")
-    except metadata.PackageNotFoundError as error:
-        raise InputError(
-            "Flower is not installed here: in a clone of fedmaba, pip install '.[flower]'"
-        ) from error
 
 
 def _form_before(folder: ServerFolder) -> Form:
@@ -291,15 +276,9 @@ def remove(folder: ServerFolder, site: str) -> None:
 
 def renew(folder: ServerFolder) -> float:
     """Make the server's certificate anew; for how many days it is valid."""
-    _certify(folder.keys, folder.host)
+    keys.new_certificate(folder.keys, folder.host)
     folder.audit.add("renew", what_was="certificate")
     return keys.days_left(folder.keys / "server.pem")
-
-
-def _certify(folder: Path, host: str) -> None:
-    secret, certificate = keys.new_certificate(folder, host)
-    files.write(folder / "server.key", secret.encode(), private=True)
-    files.write(folder / "server.pem", certificate.encode(), private=True)
 
 
 def _listed(folder: ServerFolder) -> dict[str, dict[str, Any]]:
@@ -327,11 +306,10 @@ def _write_listed(folder: ServerFolder, known: Mapping[str, Mapping[str, Any]]) 
 
 def _app_config(app: Path) -> dict[str, Any]:
     """What an app is told unless the operator says otherwise."""
-    try:
-        told = files.parse_toml((app / "pyproject.toml").read_bytes())
+    file = app / "pyproject.toml"
+    with run_folder.reading(file, "restore it, as `fedmaba flower new` wrote it"):
+        told = files.parse_toml(files.read(file, files.MAX_TOML_BYTES, links=True))
         return dict(told["tool"]["flwr"]["app"]["config"])
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{app} is no app of `fedmaba flower new`: restore it") from error
 
 
 def _federation_toml(

@@ -10,7 +10,6 @@ keep/ ledger/ audit/ home/ logs/ bin/ units/   for the programs that run
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from fedmaba.deploy.operate.ledger import Ledger
 from fedmaba.deploy.operate.policy import APP, Policy
 from fedmaba.deploy.operate.server_folder import site_list
 from fedmaba.errors import InputError
-from fedmaba.results import files
+from fedmaba.results import files, run_folder
 
 FILE, JOIN_FILE, PEERS_FILE = "site.toml", "join.json", "peers.toml"
 JOIN_KEYS = ("site", "server", "fedmaba", "flwr", "app", "secure", "asks", "form", "ca")
@@ -47,14 +46,8 @@ class SiteFolder:
     @classmethod
     def read(cls, path: Path) -> SiteFolder:
         path = path.absolute()
-        try:
-            told = files.parse_toml(files.read(path / FILE, files.MAX_JSON_BYTES))
-        except OSError as error:
-            raise InputError(
-                f"{path / FILE}: {error.strerror}: make the folder by `fedmaba flower join`"
-            ) from error
-        except ValueError as error:
-            raise InputError(f"{path / FILE}: {error}") from error
+        with run_folder.reading(path / FILE, "correct it, or make it by `fedmaba flower join`"):
+            told = files.parse_toml(files.read(path / FILE, files.MAX_TOML_BYTES))
         if wrong := sorted(told.keys() - {"data", "port", "policy"}):
             raise InputError(f"{path / FILE}: {wrong[0]!r} is not known: remove it")
         data, port = told.get("data"), told.get("port", 9094)
@@ -99,23 +92,19 @@ class SiteFolder:
 
     def environment(self) -> dict[str, str]:
         """In which every client process is this site's guard instead of Flower's own program."""
-        places = [str(self.path / "bin"), str(Path(sys.executable).parent)]
         threads = {} if self.policy.threads is None else {"OMP_NUM_THREADS": self.policy.threads}
         return {
-            **commands.OFFLINE,
+            **commands.environment(self.path, self.path / "bin"),
             **{key: str(value) for key, value in threads.items()},
-            "FLWR_HOME": str(self.path / "home"),
-            "PATH": os.pathsep.join([*places, os.environ.get("PATH", os.defpath)]),
             PLACE: str(self.path),
         }
 
 
 def read_join_file(path: Path) -> dict[str, Any]:
     """The operator's file, checked."""
-    try:
-        found = files.parse_json(read_bytes(path))
-    except ValueError as error:
-        raise InputError(f"{path}: {error}: ask the operator to send it again") from error
+    content = read_bytes(path)
+    with run_folder.reading(path, "ask the operator to send it again"):
+        found = files.parse_json(content)
     if not isinstance(found, dict) or set(found) != set(JOIN_KEYS):
         raise InputError(
             f"{path} is no join file of this version of fedmaba: ask the operator which one to use"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedmaba.deploy.flower_app import commands, proxy
-from fedmaba.deploy.operate import control, run, server_folder, site_folder
+from fedmaba.deploy.operate import run, server_folder, site_folder
 from fedmaba.deploy.operate.processes import Program, run_all
 from fedmaba.deploy.operate.server_folder import ServerFolder
 from fedmaba.deploy.operate.services import PROXY, RUN, SUPERLINK, SUPERNODE
@@ -63,7 +63,7 @@ def _program(place: Place, part: str) -> tuple[Sequence[str], Mapping[str, str]]
     """The command of a part, and its environment."""
     if isinstance(place, SiteFolder):
         return place.command(), place.environment()
-    env = control.environment(place)
+    env = commands.environment(place.path)
     if part == SUPERLINK:
         database = str(place.path / "link" / "link.db")
         return commands.superlink_command(place.superlink, place.keys, database), env
