@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(STAMP)
 	$(BIN)/fedmaba compare fedavg qffl:q=0.1 afl term fedmaba \
-	  --data sample --clients 20 --partition shards:2 --minibatch 20 --rounds 20 --eval-every 4 --seeds 3
+	  --data sample --clients 20 --partition shards:2 --minibatch 20 --rounds 20 --eval-every 4 --seeds 5
 
 # worksteal: neighbours stay in one process, which then imports and prepares for them once.
 # Types are checked beside the tests: without a cache that takes one core a minute.

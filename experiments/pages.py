@@ -61,7 +61,6 @@ BASELINES_PAGE = ROOT / "docs" / "baselines.md"
 PAGES = (
     *(PAGE, LOG_PAGE, TABLE_PAGE, FAIR_PAGE, ROBUST_PAGE),
     *(DATA_PAGE, PRIVACY_PAGE, BASELINES_PAGE, REAL_PAGE),
-    ROOT / "README.md",
     *(ROOT / "docs" / name for name in ("performance-log.md", "algorithms/index.md")),
 )
 RESULTS = ROOT / "experiments" / "results"
