@@ -67,7 +67,7 @@ def on_files(files: Any, config: Any) -> Any:
     MADE.update({found: quick(*found) for found in every.difference(slow)})
     result_pages.load()  # once, for all processes
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
-        done = pool.map(result_pages.block, *zip(*slow, strict=True))
+        done = pool.map(result_pages.block, *([one[k] for one in slow] for k in (0, 1)))
         for found, (text, pictures) in zip(slow, done, strict=True):
             MADE[found] = text
             for path, content in pictures.items():
