@@ -65,7 +65,6 @@ test-oldest: $(OLDEST_VENV)/.installed
 
 docs: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
-	$(BIN)/python tools/reference.py
 	$(BIN)/mkdocs build --strict
 
 test-browser: $(STAMP)

@@ -1,16 +1,28 @@
-"""Renew docs/reproduction*.md and their plots from the results: python experiments/pages.py
+"""Tables and numbers that pages show, from the results.
 
-Between `<!-- reproduce TARGET TABLE ... -->` and `<!-- end -->` are tables of a target (`bare`
-among them: nothing else), between `<!-- made NAME -->` and `<!-- end -->` a table over many, and
-`61.45<!-- TARGET|ROW|FIGURE|MODEL|ROUND -->` is a number of its own, here and on other pages:
-TARGET `readings#3` is the third reading, ROW `a - b` the mean difference over the seeds both have,
-`a % b` by how many per cent a's is below b's, MODEL `paper`, ROUND `told`, what the paper has,
-FIGURE `floor` the variance that the number of test images alone makes, `loss_mean`, `loss_spread`
-and `loss_link` of the losses that clients reported, `score` the distance of a reading to the
-paper's table (ROW `table`: all rows; `two`: FedAvg's and FedMABA's) and `seeds_apart` that of two
-seeds, MODEL `gain` the deployed minus the last model, ROUND `r110` the evaluation of round 110;
-`from` and `to` are the ends of the longest stretch of evaluations at which a difference is
-distinguishable. A test compares pages and files.
+    python experiments/pages.py                      check every number that a page quotes
+    python experiments/pages.py made brief           print a table over many targets
+    python experiments/pages.py reproduce T last     print tables of the target T
+    python experiments/pages.py picture              draw docs/images/real-star-judged.svg again
+
+The site has the tables (tools/site_pages.py). The numbers in the text of a page stand in
+`experiments/quoted/PAGE.toml`, each with a phrase that stands exactly once in the page, the number
+in braces, and where it comes from:
+
+    [[number]]
+    text = "variance is {24} % below FedAvg's"
+    value = "table2-fashion-mnist|fedmaba % fedavg|variance|last|best"
+
+`page` at the top names the page (docs/PAGE.md without it). A value is TARGET|ROW|FIGURE|MODEL|ROUND
+or `speed FILE/KEYS` of benchmarks/results/. It is compared at the decimals that the text shows,
+without its sign where the text shows none. TARGET `readings#3` is the third reading, ROW `a - b`
+the mean difference over the seeds both have, `a % b` by how many per cent a's is below b's, MODEL
+`paper`, ROUND `told`, what the paper has, FIGURE `floor` the variance that the number of test
+images alone makes, `loss_mean`, `loss_spread` and `loss_link` of the losses that clients reported,
+`score` the distance of a reading to the paper's table (ROW `table`: all rows; `two`: FedAvg's and
+FedMABA's) and `seeds_apart` that of two seeds, MODEL `gain` the deployed minus the last model,
+ROUND `r110` the evaluation of round 110; `from` and `to` are the ends of the longest stretch of
+evaluations at which a difference is distinguishable.
 """
 
 from __future__ import annotations
@@ -18,6 +30,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -44,34 +57,20 @@ from laboratory import (
     targets,
 )
 from laboratory import page as reproduction
-from laboratory import run as reproduce
 from laboratory.paper import name_of
 from laboratory.targets import Target
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "reproduction.md"
-LOG_PAGE = ROOT / "docs" / "reproduction-log.md"
-TABLE_PAGE = ROOT / "docs" / "reproduction-tables.md"
-ROBUST_PAGE = ROOT / "docs" / "robust-and-fair.md"
-FAIR_PAGE = ROOT / "docs" / "fair-to-the-end.md"
-REAL_PAGE = ROOT / "docs" / "real.md"
-DATA_PAGE = ROOT / "docs" / "data.md"  # with the tables of real federations
-PRIVACY_PAGE = ROOT / "docs" / "privacy.md"
-BASELINES_PAGE = ROOT / "docs" / "baselines.md"
-PAGES = (
-    *(PAGE, LOG_PAGE, TABLE_PAGE, FAIR_PAGE, ROBUST_PAGE),
-    *(DATA_PAGE, PRIVACY_PAGE, BASELINES_PAGE, REAL_PAGE),
-    *(ROOT / "docs" / name for name in ("performance-log.md", "algorithms/index.md")),
-)
 RESULTS = ROOT / "experiments" / "results"
-BF16 = ROOT / "benchmarks" / "results" / "bf16"  # runs of several targets in bf16
+SPEEDS = ROOT / "benchmarks" / "results"
+BF16 = SPEEDS / "bf16"  # runs of several targets in bf16
 AGAIN = BF16.with_name("again")  # the same again in tf32, by later kernels
 TWICE = (
     *("table2-fashion-mnist", "table2-fashion-mnist-partial"),
     *("table2-cifar10-partial", "table3-cifar100-partial"),
 )
-BLOCK = re.compile(r"(<!-- reproduce (\S+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.S)
-MADE = re.compile(r"(<!-- made (\w+) -->\n).*?(<!-- end -->)", re.S)
+QUOTED = ROOT / "experiments" / "quoted"
+NUMBER = re.compile(r"\{([-+–−]?[\d.,]+)\}")
 VALUE = re.compile(r"[-+–.\d]+(<!-- ([^|\s]+)\|([^|]+)\|(\w+)\|(\w+)\|(\w+) -->)")
 LEFT_OUT = ("The paper: ",)  # said once on the page
 MODELS: tuple[Model, ...] = ("last", "deployed")
@@ -80,50 +79,102 @@ MODELS: tuple[Model, ...] = ("last", "deployed")
 target_of = cache(targets.load_target)
 
 
-def load(folder: Path) -> list[archive.ArchiveFile]:
+@cache
+def load(folder: Path = RESULTS) -> list[archive.ArchiveFile]:
     return archive.read_folder(folder) if folder.is_dir() else []
 
 
+def block(kind: str, words: str) -> tuple[str, dict[str, bytes]]:
+    """The tables of a `made` or `reproduce` block, and the pictures that they show, by path."""
+    if kind == "made":
+        return TABLES[words](load()), {}
+    name, *chosen = words.split()
+    return section(name, chosen, load())
+
+
+# --- numbers in the text -------------------------------------------------------------------------
+
+
+def quotations(file: Path) -> tuple[Path, list[dict[str, str]]]:
+    """The page that a file of experiments/quoted speaks of, and the numbers of its text."""
+    read = tomllib.loads(file.read_text(encoding="utf-8"))
+    usual = "README.md" if file.stem == "README" else f"docs/{file.stem}.md"
+    return ROOT / read.get("page", usual), read["number"]
+
+
+def wrong(file: Path, batches: list[archive.ArchiveFile]) -> list[str]:
+    """What is wrong with the numbers of a page, a line for each."""
+    page, every = quotations(file)
+    text = plain(page.read_text(encoding="utf-8"))
+    found = (fault(text, one["text"], one["value"], batches) for one in every)
+    return [f"{page.relative_to(ROOT)}: {line}" for line in found if line]
+
+
+def plain(text: str) -> str:
+    """A text on one line, without comments."""
+    return re.sub(r"\s+", " ", re.sub(r"<!--.*?-->", "", text, flags=re.S))
+
+
+def fault(page: str, phrase: str, said: str, batches: list[archive.ArchiveFile]) -> str:
+    """What is wrong with one number; nothing where it is right."""
+    braced = NUMBER.findall(phrase)
+    if len(braced) != 1:
+        return f'"{phrase}" has {len(braced)} numbers in braces: give it one'
+    if (times := page.count(plain(NUMBER.sub(r"\1", phrase)))) != 1:
+        return f'"{phrase}" stands {times} times in the page: name a phrase that stands there once'
+    shown = braced[0].replace(",", "").replace("−", "-").replace("–", "-")
+    number = quoted_value(said, batches)
+    signed = shown[0] in "+-"
+    digits = len(shown.partition(".")[2])
+    right = f"{number if signed else abs(number):{'+' if signed else ''}.{digits}f}"
+    return "" if shown == right else f'"{phrase}" should have {right} ({said})'
+
+
+def quoted_value(said: str, batches: list[archive.ArchiveFile]) -> float:
+    """A number by the words that name it."""
+    if said.startswith("speed "):
+        file, *keys = said.removeprefix("speed ").split("/")
+        found = json.loads((SPEEDS / f"{file}.json").read_text(encoding="utf-8"))
+        for key in keys:
+            found = found[int(key) if isinstance(found, list) else key]
+        return float(found)
+    name, row, figure, model, at = said.split("|")
+    return measured(name, row, figure, model, at, batches)
+
+
 def renew(text: str, batches: list[archive.ArchiveFile]) -> str:
-    """The page with every table and number as the files have it."""
-    text = BLOCK.sub(lambda m: m[1] + section(m[2], m[3].split(), batches) + m[4], text)
-    text = MADE.sub(lambda m: f"{m[1]}\n{TABLES[m[2]](batches)}\n\n{m[3]}", text)
+    """The page with every marked number as the files have it."""
     return VALUE.sub(lambda m: value(m[2], m[3], m[4], m[5], m[6], batches) + m[1], text)
 
 
-def section(name: str, chosen: list[str], batches: list[archive.ArchiveFile]) -> str:
-    """The tables of a target, or that it has not been run."""
+# --- a target ------------------------------------------------------------------------------------
+
+
+def section(
+    name: str, chosen: list[str], batches: list[archive.ArchiveFile]
+) -> tuple[str, dict[str, bytes]]:
+    """The tables of a target with its pictures, or that it has not been run."""
     target = picks.with_picks(target_of(name), batches)
     try:
         page = reproduction.document(target, batches)
     except InputError:
-        return f"\n{target.view.title}: not run yet.\n\n"
+        return f"{target.view.title}: not run yet.\n", {}
     if "bare" in chosen:
-        return (
-            "\n"
-            + "\n\n".join(document.markdown_table(g) for g in page.grids if g.name in chosen)
-            + "\n\n"
-        )
+        tables = [document.markdown_table(g) for g in page.grids if g.name in chosen]
+        return "\n\n".join(tables) + "\n", {}
     page.text = [t for t in page.text if not t.startswith(LEFT_OUT)]
     used = {b.path: b for job in target.every_job() for b in archive.collect(batches, job)[1]}
     said = sorted({f"`{batch.about['command']}`" for batch in used.values()})
-    pictures = [
-        f"\n*{caption(kind)}:*\n\n![{target.view.title}; {caption(kind)}]({picture(name, kind)})\n"
-        for kind in page.figures
-        if target.view.kind != "table"
-    ]
+    drawn = {
+        picture(name, kind): figures.encode(make(), ".svg")
+        for kind, make in page.figures.items()
+        if target.view.kind in ("figure", "sweep", "baselines")
+    }
+    shown = [f"![{target.view.title}]({path})" for path in drawn]
     tables = [document.markdown_table(g) for g in page.grids if not chosen or g.name in chosen]
     words = document.markdown(replace(page, grids=[]), level=3)
-    body = "\n\n".join([words + f"\nCommands: {', '.join(said)}.", *tables])
-    return "\n" + body + "\n" + "".join(pictures) + "\n"
-
-
-def caption(kind: str) -> str:
-    """Which model a figure shows, and what of it."""
-    if kind == "ranks":
-        return "Mean ranks over seeds of the deployed model; a bar joins rows not told apart"
-    what = {"variance": ", variance over clients", "worst": ", worst 5 % of clients"}
-    return f"{'Deployed' if 'deployed' in kind else 'Last server'} model{what.get(kind, '')}"
+    parts = [words + f"\nCommands: {', '.join(said)}.", *tables, *shown]
+    return "\n\n".join(parts) + "\n", drawn
 
 
 def picture(name: str, kind: str) -> str:
@@ -133,31 +184,52 @@ def picture(name: str, kind: str) -> str:
 def value(
     name: str, row: str, figure: str, model: str, at: str, batches: list[archive.ArchiveFile]
 ) -> str:
-    """One mean over seeds, as a table would show it, or a number of the paper's."""
+    """One number as a table would show it."""
+    number = measured(name, row, figure, model, at, batches)
+    if " % " in row or at in ("from", "to"):
+        return "–" if np.isnan(number) else f"{number:.0f}"
+    return document.number(number, sign=" - " in row or model == "gain").text
+
+
+def measured(
+    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.ArchiveFile]
+) -> float:
+    """One mean over seeds, or a number of the paper's; nan where nothing was run."""
     ours, sign, base = re.fullmatch(r"(.+?)(?: (-|%) (.+))?", row).groups()
     if at in ("from", "to"):
-        return f"{stretch(name, ours, base, figure, model, batches)[at == 'to']}"
+        return stretch(name, ours, base, figure, model, batches)[at == "to"]
     found = by_seed(name, ours, figure, model, at, batches)
     if sign == "%":
         mine, other = paired.pairs(found, by_seed(name, base, figure, model, at, batches))
-        return f"{np.mean(100 * (1 - mine / other)):.0f}" if len(mine) else "–"
+        return float(np.mean(100 * (1 - mine / other))) if len(mine) else np.nan
     if base:
-        span = paired.difference(found, by_seed(name, base, figure, model, at, batches))
-        return document.number(span.mean, sign=True).text
-    mean, _ = paired.moments([*found.values()])
-    return document.number(mean, sign=model == "gain").text
+        theirs = by_seed(name, base, figure, model, at, batches)
+        return paired.difference(found, theirs).mean
+    return paired.moments([*found.values()])[0]
 
 
 def rows_of(
     name: str, row: str, batches: list[archive.ArchiveFile]
 ) -> tuple[list[RunHistory], float]:
     """A row's runs that did not diverge, and the share that its worst clients are."""
-    name, _, which = name.partition("#")
-    if (target := target_of(name)).view.search:
-        history = picks.picked_history(target, batches)
-    else:
-        history = archive.deployed_history(batches, target.jobs[int(which or 1) - 1])
+    history = history_of(name, batches)
     return [r for r in history.runs if r.label == row and not r.diverged], history.share
+
+
+def history_of(name: str, batches: list[archive.ArchiveFile]) -> History:
+    """The runs of a target, made once for a list of files."""
+    if (id(batches), name) not in HISTORIES:
+        plain_name, _, which = name.partition("#")
+        if (target := target_of(plain_name)).view.search:
+            found = picks.picked_history(target, batches)
+        else:
+            found = archive.deployed_history(batches, target.jobs[int(which or 1) - 1])
+        HISTORIES[id(batches), name] = batches, found
+    return HISTORIES[id(batches), name][1]
+
+
+# the list is kept beside its histories, so that no other one gets its id
+HISTORIES: dict[tuple[int, str], tuple[list[archive.ArchiveFile], History]] = {}
 
 
 def stretch(
@@ -440,53 +512,6 @@ def span_cell(span: paired.Interval) -> Cell:
     return Cell(span.text(), rank=0 if span.distinguishable else 2)
 
 
-def times(batches: list[archive.ArchiveFile]) -> str:
-    """How long each target took, without the runs it shares with others."""
-    head = ["command", "runs of its own", "client updates", "wall time, s", "client updates/s"]
-    body = []
-    for name in targets.names():
-        if name.startswith(("natural-", "attacks-")):  # small ones, run on a CPU
-            continue
-        own = [b for b in batches if b.about["target"] == name]
-        jobs = {job.digest: job for job in target_of(name).every_job()}
-        done = sum(
-            len(b.keys)
-            * jobs[b.digest].experiment.train.rounds
-            * targets.participants(jobs[b.digest])
-            for b in own
-        )
-        seconds = sum(float(b.about["seconds"]) for b in own)
-        if own:
-            said = "; ".join(sorted({b.about["command"] for b in own}))
-            runs = str(sum(len(b.keys) for b in own))
-            line = [said, runs, f"{done:,}", f"{seconds:,.0f}", f"{done / seconds:,.0f}"]
-            body.append([Cell(text) for text in line])
-    return document.markdown_table(Grid("times", "Wall time on one H200", head, body))
-
-
-def missing(batches: list[archive.ArchiveFile]) -> str:
-    """What has not been run, with the command."""
-    lines, seen = [], set()
-    for name in sorted(targets.names(), key=lambda n: -len(target_of(n).every_job())):
-        if target_of(name).view.kind in ("all", "claims"):
-            continue
-        target = picks.with_picks(target_of(name), batches)
-        works = [
-            reproduce.PendingBatch(name, job, tuple(keys))
-            for job in target.every_job()
-            if (
-                keys := [k for k in archive.collect(batches, job)[2] if (job.digest, k) not in seen]
-            )
-        ]
-        seen |= {(w.job.digest, k) for w in works for k in w.runs}
-        if works:
-            runs, updates = sum(len(w.runs) for w in works), sum(w.updates for w in works)
-            said = f"`fedmaba reproduce {name} --device cuda --dtype tf32`"
-            more = ", and fresh seeds of what they pick" if picks.waiting(target, batches) else ""
-            lines.append((updates, f"- {said}: {runs} runs, {updates:,} client updates{more}"))
-    return "\n".join(line for _, line in sorted(lines)) or "Nothing."
-
-
 def precision(batches: list[archive.ArchiveFile]) -> str:
     """Rows in bf16 beside the same ones in tf32."""
     again = load(BF16)
@@ -640,8 +665,6 @@ TABLES: dict[str, Callable[[list[archive.ArchiveFile]], str]] = {
     "glance": glance,
     "verdicts": verdicts,
     "summary": summary,
-    "times": times,
-    "missing": missing,
     "precision": precision,
     "rounding": rounding,
     "again": again,
@@ -654,27 +677,27 @@ TABLES: dict[str, Callable[[list[archive.ArchiveFile]], str]] = {
 }
 
 
-def draw(batches: list[archive.ArchiveFile]) -> None:
-    """The figures the page shows."""
-    schools = real_tables.judged(target_of("real-star"), batches)
-    if schools.runs:
-        ranks = figures.figure_of(schools, "ranks", "deployed", (plot_data.WIDE, 4.0))
-        (ROOT / "docs" / picture("real-star", "judged")).write_bytes(figures.encode(ranks, ".svg"))
-    for name in targets.names():
-        target = target_of(name)
-        if target.view.kind not in ("figure", "sweep", "baselines"):
-            continue
-        try:
-            page = reproduction.document(target, batches)
-        except InputError:
-            continue
-        for kind, make in page.figures.items():
-            (ROOT / "docs" / picture(name, kind)).write_bytes(figures.encode(make(), ".svg"))
+def draw() -> None:
+    """The picture of the schools, which pages show as a file."""
+    schools = real_tables.judged(target_of("real-star"), load())
+    ranks = figures.figure_of(schools, "ranks", "deployed", (plot_data.WIDE, 4.0))
+    (ROOT / "docs" / picture("real-star", "judged")).write_bytes(figures.encode(ranks, ".svg"))
+
+
+def check() -> None:
+    """Every quoted number; leave with the lines that say what is wrong."""
+    lines = [line for file in sorted(QUOTED.glob("*.toml")) for line in wrong(file, load())]
+    if lines:
+        raise SystemExit("\n".join(lines))
 
 
 if __name__ == "__main__":
-    found = load(RESULTS)
-    for page in PAGES:
-        page.write_text(renew(page.read_text(encoding="utf-8"), found), encoding="utf-8")
-    draw(found)
-    print(f"{PAGE}: {len(found)} files, {sum(len(b.keys) for b in found)} runs", file=sys.stderr)
+    match sys.argv[1:]:
+        case []:
+            check()
+        case ["picture"]:
+            draw()
+        case [("made" | "reproduce") as kind, *words]:
+            print(block(kind, " ".join(words))[0])
+        case words:
+            raise SystemExit(f"{' '.join(words)}: say nothing, `made NAME` or `reproduce TARGET`")

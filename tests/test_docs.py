@@ -19,6 +19,7 @@ import typer
 
 import federations
 import fedmaba
+import pages as result_pages
 from fedmaba import cli, strategies
 from fedmaba.cli import commands as command_line
 from fedmaba.cli import running
@@ -26,7 +27,8 @@ from fedmaba.data import published_files
 from fedmaba.deploy.flower_app import check, serve
 from fedmaba.experiment import config
 from fedmaba.report import watch
-from laboratory import command, display
+from laboratory import command, display, targets
+from tools import reference, site_pages, speed
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -91,18 +93,19 @@ def test_example_runs(name, small_sample, tmp_path, monkeypatch, capsys):
     assert re.search(r"fedavg +\d", capsys.readouterr().out)
 
 
+TEXTS = {  # every page, with what the code says of itself as on the site
+    path: site_pages.with_code(path.read_text()) for path in sorted((ROOT / "docs").rglob("*.md"))
+}
 PAGES = {
     f"{path.relative_to(ROOT)} {number}": body
-    for path in sorted((ROOT / "docs").rglob("*.md"))
-    for number, body in enumerate(blocks(path.read_text(), "python"))
+    for path, text in TEXTS.items()
+    for number, body in enumerate(blocks(text, "python"))
 }
 
 
 PRINTING = re.compile(r"^```python\n((?:(?!```)[^\n]*\n)+)```\n\n```text\n(.*?)^```$", re.M | re.S)
 SHOWN = {  # what a page says that a block prints: the text right below it
-    code: text
-    for path in (ROOT / "docs").rglob("*.md")
-    for code, text in PRINTING.findall(path.read_text())
+    code: text for page in TEXTS.values() for code, text in PRINTING.findall(page)
 }
 
 
@@ -146,32 +149,48 @@ def test_the_notebook_runs_headless(small_sample, tmp_path, monkeypatch, capsys)
     assert "is served worst" in capsys.readouterr().out
 
 
-def test_references_are_those_of_the_code():
-    found = runpy.run_path(str(ROOT / "tools" / "reference.py"))
-    pages = {"cli.md": "command_line", "api.md": "python", "architecture.md": "architecture"}
-    for name, make in pages.items():
-        text = (ROOT / "docs" / name).read_text()
-        assert text == found[make](), f"docs/{name} is old: run python tools/reference.py"
+def test_what_type_checkers_read_is_that_of_the_code():
     for name in ("keywords", "stub"):
-        file = found[name.upper()]
+        file = getattr(reference, name.upper())
         text = file.read_text(encoding="utf-8")
-        assert text == found[name](), f"{file.name} is old: run python tools/reference.py"
+        made = getattr(reference, name)()
+        assert text == made, f"{file.name} is old: run python tools/reference.py"
 
 
-def test_speed_tables_are_those_of_the_measurements():
-    found = runpy.run_path(str(ROOT / "tools" / "speed.py"))
-    seen = set()
-    for page in found["PAGES"]:
-        text = (ROOT / page).read_text()
-        assert text == found["filled"](text), f"{page} is old: run python tools/speed.py"
-        seen |= {name for _, name, _ in found["MARK"].findall(text)}
-    assert seen == set(found["TABLES"])
+def test_speeds_of_the_readme_are_those_of_the_measurements():
+    assert speed.filled(README) == README, "README.md is old: run python tools/speed.py"
+    for text in TEXTS.values():
+        assert text == speed.VALUE.sub(lambda m: speed.value(m[2], m[3] or ",.0f") + m[1], text)
+
+
+def test_generated_blocks_can_be_made_and_are_not_kept():
+    found = [block for path in TEXTS for block in site_pages.BLOCK.findall(path.read_text())]
+    assert len(found) > 40
+    assert {words for kind, words in found if kind == "code"} == set(reference.BLOCKS)
+    shown = {words for kind, words in found if kind == "speed"}
+    assert shown == set(speed.TABLES) - {"brief"}  # which the README has
+    assert all(site_pages.quick("speed", name) for name in shown)
+    assert {words for kind, words in found if kind == "made"} == set(result_pages.TABLES)
+    assert {words.split()[0] for kind, words in found if kind == "reproduce"} <= set(
+        targets.names()
+    )
+    assert not [path.name for path, text in TEXTS.items() if "<!-- end -->" in text]
+
+
+def test_a_page_gets_its_blocks():
+    text = "# T\n\n<!-- made x --><em>Here: <code>y</code></em>\n\nrest\n"
+    assert site_pages.filled(text, {("made", "x"): "| table |\n"}) == "# T\n\n| table |\n\n\nrest\n"
+    assert site_pages.filled(text, {}) == text
+    bar = r'<nav class="md-nav md-nav--secondary"><span>\(\eta_s &lt; 1\)</span></nav><p>\(a\)</p>'
+    shown = site_pages.on_post_page(bar)
+    assert shown == bar.replace(
+        r"<span>\(\eta_s &lt; 1\)", r'<span><span class="arithmatex">\(\eta_s &lt; 1\)</span>'
+    )
 
 
 def commands() -> list[str]:
     whole = ("tutorial-hospitals.md", "tutorial-schools.md")  # run as they stand by their tests
-    pages = [p for p in sorted((ROOT / "docs").rglob("*.md")) if p.name not in whole]
-    texts = [README, *(p.read_text() for p in pages)]
+    texts = [README, *(text for path, text in TEXTS.items() if path.name not in whole)]
     shell = "\n".join(b for text in texts for b in blocks(text, "sh")).replace("\\\n", " ")
     lines = [re.split("#| > ", line)[0].strip() for line in shell.splitlines()]
     return [line for line in lines if line.startswith("fedmaba ")]
@@ -244,8 +263,8 @@ FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(?=\S)([^$\n]+?)(?<=\S)\$", re.S)
 def formulas() -> list[tuple[str, str]]:
     """Page and LaTeX of every formula, without what stands in code."""
     found = []
-    for path in sorted((ROOT / "docs").rglob("*.md")):
-        text = re.sub(r"^ *```.*?^ *```$|`[^`\n]*`", "", path.read_text(), flags=re.M | re.S)
+    for path, page in TEXTS.items():
+        text = re.sub(r"^ *```.*?^ *```$|`[^`\n]*`", "", page, flags=re.M | re.S)
         found += [(path.name, block or line) for block, line in FORMULA.findall(text)]
     return found
 
@@ -278,22 +297,23 @@ def test_the_site_fetches_nothing_from_elsewhere():
 
 
 def test_links_lead_somewhere():
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+    for path, text in {ROOT / "README.md": README, **TEXTS}.items():
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
             assert (path.parent / target).exists(), (path.name, target)
 
 
 def heads(path: Path) -> set[str]:
     """Anchors of a page, as GitHub and the site make them of its headings."""
-    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = TEXTS[path.resolve()] if path.resolve() in TEXTS else path.read_text()
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     plain = (re.sub(r"[^\w\s-]", "", head).lower() for head in re.findall(r"^#+ (.+)$", text, re.M))
     return {re.sub(r"\s+", "-", head.strip()) for head in plain}
 
 
 def test_anchors_are_headings():
     seen = 0
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text()):
+    for path, text in {ROOT / "README.md": README, **TEXTS}.items():
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", text):
             assert anchor in heads(path.parent / target if target else path), (path.name, anchor)
             seen += 1
     assert seen > 20
@@ -303,9 +323,7 @@ def test_files_that_pages_name_are_there():
     named = re.compile(
         r"`((?:tests|tools|faults|src|docs|benchmarks|examples|experiments)/[\w./*-]+)"
     )
-    logs = ("performance-log", "reproduction-log")  # they tell of what was
-    pages = [p for p in (ROOT / "docs").rglob("*.md") if p.stem not in logs]
-    found = {(path.name, name) for path in pages for name in named.findall(path.read_text())}
+    found = {(path.name, name) for path, text in TEXTS.items() for name in named.findall(text)}
     assert len(found) > 30
     missing = {name for _, name in found if not [*ROOT.glob(name)]}
     assert missing == {"src/fedmaba/strategies/mine.py", "docs/algorithms/mine.md"}  # the reader's

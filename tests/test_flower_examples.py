@@ -1,18 +1,20 @@
-"""The Flower examples of docs/api.md run where flwr is installed."""
+"""The Flower examples of the page on Python run where flwr is installed."""
 
 import re
 import runpy
-from pathlib import Path
 
 import pytest
 
+from tools import reference
+
 pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
-PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
 BLOCKS = {
     name: code
     for name, code in re.findall(
-        r"^### (\w+)\n(?:(?!^### ).*\n)*?```python\n((?:(?!```).*\n)+)```$", PAGE, re.MULTILINE
+        r"^### (\w+)\n(?:(?!^### ).*\n)*?```python\n((?:(?!```).*\n)+)```$",
+        reference.python(),
+        re.MULTILINE,
     )
     if "flwr" in code
 }

@@ -1,8 +1,11 @@
-"""Write what docs say of the code from the code: python tools/reference.py (a test compares).
+"""Say what the code is, from the code.
 
-That is docs/cli.md, docs/api.md and the list of modules in docs/architecture.md; and what type
-checkers read: the public names, __init__.pyi, and the typed keywords of `fedmaba.compare`,
-experiment/keywords.py.
+    python tools/reference.py                 write what type checkers read (a test compares)
+    python tools/reference.py command_line    print a block of the site: also `python`, `modules`
+
+What type checkers read are the public names, __init__.pyi, and the typed keywords of
+`fedmaba.compare`, experiment/keywords.py. The blocks go into docs/cli.md, docs/api.md and
+docs/architecture.md when the site is built (tools/site_pages.py).
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +26,6 @@ import fedmaba
 from fedmaba import cli
 from fedmaba.experiment import config, laboratory, sweep
 
-DOCS = Path(__file__).parents[1] / "docs"
 FLOORS = {  # from the ground up: a module imports what stands before it (a test looks)
     "Ground": "errors stop rng user_code layer_names",
     "Algorithms": "strategies",
@@ -67,11 +70,8 @@ INNER = {  # methods that fedmaba calls itself, or that Flower calls
 def command_line() -> str:
     """Every command with its arguments and options."""
     lines = [
-        "# Command line",
-        "",
-        "Made from the code by `tools/reference.py`. `compare` and `run` also take every option of",
-        "an [experiment](experiments.md). Errors are one line and an",
-        "[exit code](experiments.md#exit-codes).",
+        "`compare` and `run` also take every option of an [experiment](experiments.md). Errors are",
+        "one line and an [exit code](experiments.md#exit-codes).",
         "",
     ]
     shared = {key.flag for key in config.options()}
@@ -115,14 +115,6 @@ def _about(p: Any) -> str:
     return f"{text} [{default}]" if plain and "[" not in text else text
 
 
-def architecture() -> str:
-    """docs/architecture.md with its list of modules as they are."""
-    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    before, begin, rest = text.partition("<!-- modules -->\n")
-    _, end, after = rest.partition("<!-- end -->\n")
-    return before + begin + "\n" + modules() + "\n" + end + after
-
-
 def modules() -> str:
     """Every module by its floor, with the first line of what it says of itself."""
     root = Path(fedmaba.__file__).parent
@@ -157,10 +149,7 @@ def python() -> str:
     groups = tomllib.loads(API.read_text(encoding="utf-8"))["group"]
     _all_there(groups)
     lines = [
-        "# Python",
-        "",
         "What `import fedmaba` offers, by what you want to do. Every example runs as it stands.",
-        "Made by `tools/reference.py` from the code and `tools/api.toml`.",
         "",
         "| to | use |",
         "|---|---|",
@@ -451,9 +440,11 @@ def _kinds(kind: Any) -> list[str]:
     return [str(kind) if get_args(kind) else kind.__name__]
 
 
+BLOCKS = {"command_line": command_line, "python": python, "modules": modules}
+
 if __name__ == "__main__":
-    STUB.write_text(stub(), encoding="utf-8")
-    KEYWORDS.write_text(keywords(), encoding="utf-8")
-    (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")
-    (DOCS / "api.md").write_text(python(), encoding="utf-8")
-    (DOCS / "architecture.md").write_text(architecture(), encoding="utf-8")
+    if sys.argv[1:]:
+        print(BLOCKS[sys.argv[1]](), end="")
+    else:
+        STUB.write_text(stub(), encoding="utf-8")
+        KEYWORDS.write_text(keywords(), encoding="utf-8")

@@ -1,9 +1,12 @@
-"""Write the measured speeds into the README and pages of the docs: python tools/speed.py
+"""Tables of measured speeds, from benchmarks/results/*.json.
 
-The numbers come from benchmarks/results/*.json. A table stands between `<!-- speed:NAME -->` and
-`<!-- end -->`. A number in a sentence is written `716<!-- speed reproduce-h200-bf16/seconds -->`:
-a file, the keys that lead to the number, and, after a bar, another format than `,.0f`. A test
-compares the pages with the files.
+    python tools/speed.py        write the table of the README (a test compares)
+    python tools/speed.py gpu    print a table of the site
+
+The README's table stands between `<!-- speed:NAME -->` and `<!-- end -->`; the site's pages are
+filled by tools/site_pages.py. A number in a sentence may be written
+`716<!-- speed reproduce-h200-bf16/seconds -->`: a file, the keys that lead to the number, and,
+after a bar, another format than `,.0f`.
 """
 
 from __future__ import annotations
@@ -11,15 +14,12 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = (
-    *("README.md", "docs/performance.md", "docs/performance-log.md", "docs/models.md"),
-    "docs/theory/measured.md",
-)
 MARK = re.compile(r"(<!-- speed:(\w+) -->\n).*?(<!-- end -->)", re.S)
 VALUE = re.compile(r"[\d,.]+(<!-- speed ([^|>]+?)(?:\|(\S+))? -->)")
 
@@ -53,6 +53,22 @@ def more_work() -> str:
     jobs = found["jobs"].values()
     rows = [[name, *(f"{job[name]['ratio']:.2f}" for job in jobs)] for name in next(iter(jobs))]
     return _table([f"of FedAvg's rate, one {found['device']}", *found["jobs"]], rows[1:])
+
+
+def models() -> str:
+    """Models as users write them, against the plain loop on the same GPU."""
+    found = _read("models-h200")
+    rows = [
+        [
+            f"{job['model']}, {job['rows']} rows",
+            *(f"{job[key]:,.0f}" for key in ("updates_per_second", "plain_per_second")),
+            f"{job['ratio']:.1f} x",
+            f"{job['first_round_seconds']} s",
+        ]
+        for job in found["jobs"]
+    ]
+    head = [f"model, one {found['device']}", "client updates/s", "plain loop", "ratio"]
+    return _table([*head, "first round"], rows)
 
 
 def fading() -> str:
@@ -270,7 +286,20 @@ def growth() -> str:
 
 TABLES = {
     f.__name__: f
-    for f in (gpu, more_work, fading, whole, brief, core, peers, gpu_peers, memory, step, growth)
+    for f in (
+        gpu,
+        models,
+        more_work,
+        fading,
+        whole,
+        brief,
+        core,
+        peers,
+        gpu_peers,
+        memory,
+        step,
+        growth,
+    )
 }
 
 
@@ -290,6 +319,8 @@ def filled(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for page in PAGES:
-        path = ROOT / page
-        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    if sys.argv[1:]:
+        print(TABLES[sys.argv[1]](), end="")
+    else:
+        readme = ROOT / "README.md"
+        readme.write_text(filled(readme.read_text(encoding="utf-8")), encoding="utf-8")

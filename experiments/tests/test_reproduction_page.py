@@ -1,82 +1,77 @@
-"""docs/reproduction*.md: every number is one of the files."""
+"""The numbers and tables that pages show are those of the results."""
 
-import runpy
+import re
 
-import numpy as np
 import pytest
 from reproduction_cases import RESULTS, ROOT, fill, grid_named
 
-from laboratory import archive, paper, selection, targets
+import pages
+from laboratory import archive, paper, targets
 from laboratory import page as reproduction
-from laboratory.selection import CHOICES
+
+TEXTS = {path: path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]}
 
 
-@pytest.fixture(scope="module")
-def tool():
-    return runpy.run_path(str(ROOT / "experiments" / "pages.py"))
+@pytest.mark.parametrize("file", sorted(pages.QUOTED.glob("*.toml")), ids=lambda file: file.stem)
+def test_quoted_numbers_are_those_of_the_files(file):
+    assert pages.wrong(file, pages.load()) == []
 
 
-@pytest.mark.slow
-def test_the_numbers_of_the_page_are_those_of_the_files(tool):
-    batches = tool["load"](tool["RESULTS"])
-    for page in tool["PAGES"]:
-        text = page.read_text(encoding="utf-8")
-        made = tool["MADE"].search(text) or tool["BLOCK"].search(text)
-        assert len(tool["VALUE"].findall(text)) > 3 or made
-        assert text == tool["renew"](text, batches), "old: run python experiments/pages.py"
-    shown_on = (
-        "LOG_PAGE",
-        "TABLE_PAGE",
-        "FAIR_PAGE",
-        "DATA_PAGE",
-        "PRIVACY_PAGE",
-        "BASELINES_PAGE",
-    )
-    text = "".join(tool[name].read_text(encoding="utf-8") for name in shown_on)
-    shown = {m[2] for m in tool["BLOCK"].finditer(text)}
-    assert shown == set(targets.names()) - {"all", "baselines"}  # which are others together
+def test_marked_numbers_are_those_of_the_files():
+    for text in TEXTS.values():
+        assert text == pages.renew(text, pages.load())
 
 
-@pytest.mark.slow
-def test_the_tool_puts_right_what_is_wrong(tool, tmp_path):
+def test_every_target_that_was_run_is_on_a_page():
+    stems = {path.name.split(".")[0] for path in RESULTS.glob("*.npz")}
+    quoted = "".join(file.read_text() for file in pages.QUOTED.glob("*.toml"))
+    named = set(re.findall(r"[\w-]+", "".join(TEXTS.values()) + quoted))
+    assert stems - named == set()
+
+
+def test_a_quoted_number_is_compared_at_its_decimals_and_without_a_sign_it_lacks(tmp_path):
     batches = fill(tmp_path, "table2-fashion-mnist")
-    text = (
-        "Ours is 1.00<!-- table2-fashion-mnist|fedavg|variance|last|last5 --> %².\n\n"
-        "<!-- reproduce table2-fashion-mnist last -->\n| wrong |\n<!-- end -->\nrest\n"
-    )
-    page = tool["renew"](text, batches)
-    found = selection.fairness_by_seed(
-        archive.collect(batches, targets.load_target("table2-fashion-mnist").jobs[0])[0],
-        "last",
-        CHOICES["last5"],
-    )["fedavg"]
-    assert f"Ours is {np.mean([f.variance for f in found.values()]):.2f}<!--" in page
-    pair = "+1.00<!-- table2-fashion-mnist|fedsgd - fedavg|worst|last|last -->"
+    said = "table2-fashion-mnist|fedsgd - fedavg|worst|last|last"
+    found = pages.quoted_value(said, batches)
     table = grid_named(
         reproduction.document(targets.load_target("table2-fashion-mnist"), batches), "pairs-last"
     )
-    assert f"{table.rows[0][4].value:+.2f}<!--" in tool["renew"](pair, batches)
-    assert "wrong" not in page
-    assert "| FedAvg | 10 |" in page
-    assert page.count("**Last server model, at the last round") == 1
-    assert "fedmaba reproduce t" in page
-    assert page.endswith("<!-- end -->\nrest\n")
-    assert tool["renew"](page, batches) == page
-    assert "not run yet" in tool["renew"](text, [])
-    assert "–<!--" in tool["renew"](text, [])
+    assert found == pytest.approx(table.rows[0][4].value)
+    for shown in (f"{found:+.2f}", f"{abs(found):.1f}", f"{found:+.0f}".replace("-", "−")):
+        text = f"It differs by {shown} points."
+        assert pages.fault(text, f"differs by {{{shown}}} points", said, batches) == ""
+    right = f"{found:+.2f}"
+    assert right in pages.fault("by +9.99 points", "by {+9.99} points", said, batches)
+    assert "0 times" in pages.fault("a page", "by {1} point", said, batches)
+    assert "2 times" in pages.fault("by 1 and by 1", "by {1}", said, batches)
+    assert "2 numbers" in pages.fault("by 1 or 2", "by {1} or {2}", said, batches)
+    speed = pages.quoted_value("speed reproduce-h200-bf16/seconds", [])
+    assert pages.fault(f"in {speed:,.0f} s", f"in {{{speed:,.0f}}} s", said, batches) != ""
 
 
-def test_the_page_has_every_row_of_the_paper_and_every_statement_in_words(tool, tmp_path):
-    batches = fill(tmp_path, *tool["PAPERS"].values())
-    lines = tool["TABLES"]["glance"](batches).splitlines()
+def test_a_target_is_shown_with_its_tables_or_as_not_run(tmp_path):
+    batches = fill(tmp_path, "table2-fashion-mnist")
+    text, drawn = pages.section("table2-fashion-mnist", ["last"], batches)
+    assert "| FedAvg | 10 |" in text
+    assert text.count("**Last server model, at the last round") == 1
+    assert "fedmaba reproduce t" in text
+    assert drawn == {}
+    bare, _ = pages.section("table2-fashion-mnist", ["bare", "last"], batches)
+    assert bare.startswith("**Last server model, at the last round")
+    assert "not run yet" in pages.section("table2-fashion-mnist", [], [])[0]
+
+
+def test_the_page_has_every_row_of_the_paper_and_every_statement_in_words(tmp_path):
+    batches = fill(tmp_path, *pages.PAPERS.values())
+    lines = pages.TABLES["glance"](batches).splitlines()
     rows = [line.split(" | ")[0].removeprefix("| ") for line in lines[4:]]
-    assert rows == [tool["name_of"](row) for row in paper.load_paper()["table2-fashion-mnist"]]
+    assert rows == [pages.name_of(row) for row in paper.load_paper()["table2-fashion-mnist"]]
     told = [line.split(" | ")[5].strip() for line in lines[4:]]
     assert [not text for text in told] == [  # the rows that Table III has not
         row not in paper.load_paper()["table3-cifar100"]
         for row in paper.load_paper()["table2-fashion-mnist"]
     ]
-    shown = tool["TABLES"]["verdicts"](batches)
+    shown = pages.TABLES["verdicts"](batches)
     assert shown.count("| 33 % | second best | table2-fashion-mnist | α=0.5 / α=0.8 |") == 1
     assert "| mean of the baselines, without TERM |" in shown
     assert "| figure2-alpha |" in shown
