@@ -35,7 +35,7 @@ def test_flags_of_panels_are_options():
 
 @pytest.mark.parametrize("name", [n for n, c in COMMANDS.items() if c.epilog])
 def test_examples_are_commands_that_can_be_typed(name):
-    lines = COMMANDS[name].epilog.splitlines()[2:]
+    lines = COMMANDS[name].epilog.replace("\\\n", "").splitlines()[2:]
     assert len(lines) >= (3 if name in WITH_PANELS else 1)
     for line in lines:
         program, called, *words = shlex.split(line)

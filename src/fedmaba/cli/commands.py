@@ -42,9 +42,12 @@ app.command(
 app.command(
     cls=CommandInPanels,
     epilog=examples(
-        "fedmaba tune fedavg fedmaba --grid 'lr=[0.03,0.1]' --out runs/lr",
-        "fedmaba tune 'fedmaba:alpha=[0.5,0.8]' --pick best:fair --out runs/alpha",
-        "fedmaba tune fedavg qffl --grid 'lr=[0.03,0.1]' --trials 1 --out runs/one",
+        "fedmaba tune fedavg fedmaba --grid 'lr=[0.03,0.1]' \\",
+        "    --validation 20% --out runs/lr",
+        "fedmaba tune 'fedmaba:alpha=[0.5,0.8]' --pick best:fair \\",
+        "    --validation 20% --out runs/alpha",
+        "fedmaba tune fedavg --grid lr=log:0.01..1 --sampler tpe --trials 9 \\",
+        "    --validation 20% --out runs/tpe",
     ),
 )(running.tune)
 app.command(epilog=examples("fedmaba resume runs/sample"))(running.resume)
