@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedmaba.cli.messages import say, show_page, tell_unfinished
+from fedmaba.cli.messages import say, show_page, tell, tell_unfinished
 from fedmaba.cli.options import (
     AsJson,
     At,
@@ -31,8 +31,13 @@ from fedmaba.errors import InputError
 
 def table(
     folders: RunFolders,
-    model: Annotated[Model, typer.Option(help="which model")] = "deployed",
-    at: Annotated[At, typer.Option(help="which rounds")] = "last",
+    model: Annotated[
+        Model, typer.Option(help="the deployed model, the server's last one, or each client's own")
+    ] = "deployed",
+    at: Annotated[
+        At,
+        typer.Option(help="the last round, the best one, or the mean of the last five evaluations"),
+    ] = "last",
     on: JudgedOn = "test",
     share: WorstShare = None,
     against: Annotated[
@@ -41,7 +46,7 @@ def table(
             metavar="ROW", help="also each row's differences to this one, with 95 % intervals"
         ),
     ] = None,
-    to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
+    to: Annotated[TableForm, typer.Option(help="the form in which it is written")] = "text",
     by: Annotated[
         By,
         typer.Option(help="a row for each strategy, for each client, or for each group of people"),
@@ -139,7 +144,7 @@ def _groups(
     if on == "validation":
         raise InputError("--by group counts test examples: leave out --on validation")
     if len(folders) > 1:
-        raise InputError("--by group is of one folder: name one")
+        raise InputError("--by group reads one folder: name one")
     (folder,) = folders
     about = parts.about_of(folder) if folder.is_dir() else {}
     names = group_tables.Names(about.get("data", {}).get("clients", ()))
@@ -150,7 +155,7 @@ def _groups(
 
 def theory(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, finished or not")],
-    to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
+    to: Annotated[TableForm, typer.Option(help="the form in which it is written")] = "text",
 ) -> None:
     """Show how uneven a run's weights were, and what that costs: see docs/theory.md."""
     from fedmaba.report import theory as unevenness
@@ -164,7 +169,9 @@ def theory(
 
 def report(
     folders: RunFolders,
-    out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="the page to write")] = Path(
+        "report.html"
+    ),
     share: WorstShare = None,
     on: JudgedOn = "test",
     until: Until = None,
@@ -184,29 +191,36 @@ def report(
 
 def watch(
     folder: RunOrState,
-    port: Annotated[int, typer.Option(help="0: any that is free", min=0, max=65535)] = 0,
+    port: Annotated[
+        int, typer.Option(help="port of this machine; 0 takes any that is free", min=0, max=65535)
+    ] = 0,
     share: WorstShare = None,
 ) -> None:
     """Serve the report of a run or a federation while it goes on, to this machine only."""
     from fedmaba.report import watch as live
 
-    with live.serve(folder, port, share) as server:
-        say(f"{server.url} shows {folder} and renews itself; Ctrl-C ends it")
-        with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
+        live.wait_for(folder, tell)
+        with live.serve(folder, port, share) as server:
+            say(f"{server.url} shows {folder} and renews itself; Ctrl-C ends it")
             server.serve_forever()
 
 
 def figure(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="see fedmaba list figures")],
     folders: RunFolders,
-    out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
-    model: Annotated[Model, typer.Option(help="which model")] = "deployed",
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="the picture to write: .pdf, .svg or .png")
+    ],
+    model: Annotated[
+        Model, typer.Option(help="the deployed model, the server's last one, or each client's own")
+    ] = "deployed",
     share: WorstShare = None,
     width: Annotated[
         Width | None,
-        typer.Option(help="of one column of a paper, or of its page"),
+        typer.Option(help="as wide as one column of a paper, or as its page"),
     ] = None,
-    font: Annotated[Font, typer.Option(help="of all texts")] = "sans",
+    font: Annotated[Font, typer.Option(help="letters of all texts in the picture")] = "sans",
 ) -> None:
     """Draw one figure in print quality, with its caption in a text file beside it."""
     from fedmaba.cli import sources
@@ -219,7 +233,9 @@ def figure(
 
 def export_run(
     folder: RunOrTarget,
-    to: Annotated[ExportForm, typer.Option(help="which form")] = "csv",
+    to: Annotated[
+        ExportForm, typer.Option(help="tables as csv or parquet, or the card of the models")
+    ] = "csv",
     out: Annotated[
         Path | None,
         typer.Option(
