@@ -159,7 +159,7 @@ def test_of_many_comparisons_one_may_look_like_a_difference():
     assert found.headline == "afl looks fairest of 5 strategies, but 3 seeds are too few to be sure"
     assert f"Corrected for 4 comparisons, p = {4 * raw:.3f}: " in found.sentence
     assert found.tiles[0].way == "undecided"
-    assert "correcting for 4 comparisons" in found.table.title
+    assert "corrected for all 4" in found.table.title
     history = History([*FEDAVG, *row("afl", afl), *others])
     shown = table.corrected_p_values(history, "deployed", "last", "fedavg")
     assert shown["afl"][0] == pytest.approx(4 * raw)  # the table says the same
@@ -207,7 +207,7 @@ def test_the_worst_served_client_is_named_and_gains_and_losses_are_counted():
     assert "afl serves Basel worst: 50 %, where fedavg reaches 20 %." in found.sentence
     source.about = {}  # each seed may have clients of its own
     (found,) = verdict.verdicts_of_sources([source])
-    assert "of 6 clients, 2 gain 30 points" in found.sentence
+    assert "of 6 clients in 2 seeds, 2 gain 30 points" in found.sentence
     assert "client 0 of seed 0 worst" in found.sentence
     alone = said(*runs[:1])
     assert "fedavg serves client 0 worst: 20 %." in alone.sentence

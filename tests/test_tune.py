@@ -48,6 +48,8 @@ def test_one_command_searches_picks_and_runs_fresh_seeds(call, words, monkeypatc
     for shown in (answer.out, call("table", "mine").out):
         assert "Trials, on validation data" in shown
         assert "fedavg, lr=0.001" in shown
+    as_json = json.loads(call("table", "mine", "--json").out)
+    assert as_json["trials"] == trials
     assert call("report", "mine", "-o", "mine.html").code == 0
     page = Path("mine.html").read_text().partition('id="search"')[2].partition("</section>")[0]
     picked, _, everything = page.partition("All 4 trials")

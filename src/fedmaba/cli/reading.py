@@ -89,16 +89,18 @@ def table(
     one, title = folders[0] if len(folders) == 1 else None, ", ".join(map(str, folders))
     history = load_history(one) if one is not None else data.combine(sources.load_each(folders))
     history = history.judged_on(on)
+    searched = [] if one is None else trials.load_trials(one)
     if to == "json":
-        typer.echo(json_forms.json_table(history, model, at, share, against, goals), nl=False)
+        text = json_forms.json_table(history, model, at, share, against, goals, searched)
+        typer.echo(text, nl=False)
         return
     page = tables.document(history, model, at, share, against, title)
     # what terminal.show does not show
     more = [grid for grid in page.grids if grid.name in ("differences", "holm")]
     page.grids += (spent := cost_tables.grids(history, model, at, share, goals))
     more += spent
-    if one is not None and (found := trials.load_trials(one)):
-        more.append(trials_table.trials_grid(found, history.unit))
+    if searched:
+        more.append(trials_table.trials_grid(searched, history.unit))
         page.grids.append(more[-1])
     state = None if one is None else state_folder.load_state_folder(one)
     if state is not None:

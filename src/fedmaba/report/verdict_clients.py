@@ -38,7 +38,7 @@ class ClientScores(NamedTuple):
 
     def gains(self, row: str, other: str) -> str:
         """How many clients gain and how many lose with a row, instead of another."""
-        now, then, _ = self.beside(row, other)
+        now, then, names = self.beside(row, other)
         change = self.unit.sign * (now - then)
         change = change[np.isfinite(change)]
         least = SAME if self.unit.mark else 0.0
@@ -54,7 +54,9 @@ class ClientScores(NamedTuple):
                 points = ""
             else:
                 told.append(f"none {does}")
-        return f"of {len(change)} clients, {' and '.join(told)}"
+        seeds = len(names) // max(1, len(next(iter(self.of[row].values()))))
+        under = f" in {seeds} seeds" if seeds > 1 else ""
+        return f"of {len(change)} clients{under}, {' and '.join(told)}"
 
     def worst(self, row: str, other: str = "") -> str:
         """Which client a row serves worst, and how another row serves it."""

@@ -308,8 +308,8 @@ class VerdictWords(ComparedRows):
         many = self.comparisons(other)
         title = f"Every strategy against {other}"
         if many > 1:
-            title += f": decided after correcting for {many} comparisons; intervals (95 %) are "
-            title += "for one, so they can exclude 0 all the same"
+            title += ". Intervals (95 %) are for one comparison, so some exclude 0; the third "
+            title += f"column is corrected for all {many}"
         if any(self.has_other_seeds(x, other) for x in self.labels):
             title += "; differences are under the seeds that both have"
         return Grid("beside", title, head, body)
