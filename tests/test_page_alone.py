@@ -44,7 +44,7 @@ def test_clients_alone_squash_no_other_and_are_not_on_the_front(page, alone):
     page.open(alone)
     assert "local" not in page.texts("#verdict h1")[0]
     assert (
-        "Not compared: local, which hands out no shared model." in page.texts("#verdict .lead")[0]
+        "Not compared: local, which hands out no shared model." in page.texts("#verdict .remark")[0]
     )
     assert page.js("return document.querySelector('#slide-to').selectedOptions[0].text") != "local"
     assert "It leaves out local" in page.texts("#tradeoff .intro")[0]

@@ -10,6 +10,7 @@ import pytest
 
 import fedmaba
 from fedmaba.errors import InputError
+from fedmaba.experiment.trials import load_trials
 from fedmaba.experiment.tune import Search, Trial, Tuning, _mark_pick, with_grid
 from fedmaba.results.metrics import PERCENT
 from fedmaba.simulation import engine
@@ -47,6 +48,8 @@ def test_one_command_searches_picks_and_runs_fresh_seeds(call, words, monkeypatc
     for shown in (answer.out, call("table", "mine").out):
         assert "Trials, on validation data" in shown
         assert "fedavg, lr=0.001" in shown
+    as_json = json.loads(call("table", "mine", "--json").out)
+    assert as_json["trials"] == trials
     assert call("report", "mine", "-o", "mine.html").code == 0
     page = Path("mine.html").read_text().partition('id="search"')[2].partition("</section>")[0]
     picked, _, everything = page.partition("All 4 trials")
@@ -160,9 +163,18 @@ def test_searches_that_make_no_sense_are_refused(change, said, tiny_npz, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_a_range_that_ends_before_it_begins_is_refused():
-    with pytest.raises(InputError, match=r"5\.\.1: write LOW\.\.HIGH"):
-        with_grid({}, {"lr": "5..1"})
+def test_a_range_that_ends_before_it_begins_is_refused(tmp_path):
+    search = Search(("fedavg",), with_grid({}, {"lr": "5..1"}))
+    with pytest.raises(InputError, match=r"5\.\.1"):
+        Tuning(search, tmp_path)
+
+
+def test_lists_of_a_strategy_are_a_grid_by_themselves(call, words):
+    how = words[words.index("--data") :]
+    assert call("tune", "fedavg", *how).code == 2  # there is nothing to try
+    answer = call("tune", "qffl:q=[0.1,1]", *how)
+    assert answer.code == 0, answer.err
+    assert len(load_trials(Path("mine"))) == 2
 
 
 def test_random_draws_the_same_number_for_every_strategy(tiny_npz, tmp_path):

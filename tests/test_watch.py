@@ -76,6 +76,22 @@ def test_watch_gives_the_page_and_its_version(served):
     assert ask(served, path="/../../etc/passwd")[0] == 404
 
 
+def test_watch_waits_for_a_folder_that_is_about_to_be_written(folder, tmp_path, monkeypatch):
+    told, looks = [], []
+
+    def pause(seconds):
+        looks.append(seconds)
+        if len(looks) == 2:
+            shutil.copytree(folder, tmp_path / "live")
+
+    monkeypatch.setattr(watch.time, "sleep", pause)
+    watch.wait_for(tmp_path / "live", told.append)
+    assert told == [f"Waiting for {tmp_path / 'live'}/ to appear (Ctrl-C to stop)."]
+    assert len(looks) == 2
+    watch.wait_for(tmp_path, told.append)  # which is there, and no run: serve() says so
+    assert len(told) == 1
+
+
 def spoken(server, text: str) -> bytes:
     """All that a server answers until it hangs up."""
     port = server.server_address[1]

@@ -8,6 +8,7 @@ import typer
 
 from fedmaba import __version__
 from fedmaba.cli import data, flower, operate, privacy, reading, reproducing, running
+from fedmaba.cli.helping import CommandInPanels, examples
 
 app = typer.Typer(
     name="fedmaba",
@@ -22,20 +23,67 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(running.compare)
-app.command()(running.run)
-app.command()(running.tune)
-app.command()(running.resume)
-app.command()(reading.table)
+app.command(
+    cls=CommandInPanels,
+    epilog=examples(
+        "fedmaba compare fedavg fedmaba --seeds 6",
+        "fedmaba compare fedavg 'fedmaba:alpha=[0.5,0.8]' --out runs/alpha",
+        "fedmaba compare fedavg fedmaba --data patients.csv --client hospital",
+    ),
+)(running.compare)
+app.command(
+    cls=CommandInPanels,
+    epilog=examples(
+        "fedmaba run experiment.toml",
+        "fedmaba run experiment.toml --rounds 10 --seeds 1, --out runs/short",
+        "fedmaba run experiment.toml --set 'train.lr=[0.05,0.1]'",
+    ),
+)(running.run)
+app.command(
+    cls=CommandInPanels,
+    epilog=examples(
+        "fedmaba tune fedavg fedmaba --grid 'lr=[0.03,0.1]' \\",
+        "    --validation 20% --out runs/lr",
+        "fedmaba tune 'fedmaba:alpha=[0.5,0.8]' --pick best:fair \\",
+        "    --validation 20% --out runs/alpha",
+        "fedmaba tune fedavg --grid lr=log:0.01..1 --sampler tpe --trials 9 \\",
+        "    --validation 20% --out runs/tpe",
+    ),
+)(running.tune)
+app.command(epilog=examples("fedmaba resume runs/sample"))(running.resume)
+app.command(
+    epilog=examples(
+        "fedmaba table runs/sample --against fedavg",
+        "fedmaba table runs/sample --by client",
+        "fedmaba table runs/sample --to latex",
+    )
+)(reading.table)
 app.command(context_settings=reproducing.PASSED_ON)(reproducing.reproduce)
 app.command(context_settings=reproducing.PASSED_ON)(reproducing.challenge)
-app.command()(reading.theory)
-app.command()(reading.report)
-app.command()(reading.watch)
-app.command()(reading.figure)
-app.command("export")(reading.export_run)
-app.command("list")(reading.list_)
-app.command()(privacy.privacy)
+app.command(epilog=examples("fedmaba theory runs/sample"))(reading.theory)
+app.command(
+    epilog=examples(
+        "fedmaba report runs/sample -o report.html",
+        "fedmaba report runs/first runs/second --share 10%",
+        "fedmaba report runs/sample --until accuracy=80%",
+    )
+)(reading.report)
+app.command(epilog=examples("fedmaba watch runs/sample --port 8080"))(reading.watch)
+app.command(
+    epilog=examples(
+        "fedmaba list figures",
+        "fedmaba figure tradeoff runs/sample -o tradeoff.pdf --width column",
+    )
+)(reading.figure)
+app.command("export", epilog=examples("fedmaba export runs/sample --to csv -o tables"))(
+    reading.export_run
+)
+app.command("list", epilog=examples("fedmaba list strategies", "fedmaba list datasets --json"))(
+    reading.list_
+)
+app.command(epilog=examples("fedmaba privacy --clients 1000 --participants 100 --epsilon 4"))(
+    privacy.privacy
+)
 
 data_app = typer.Typer(help="Fetch, check or export a data set.", no_args_is_help=True)
 data_app.command()(data.fetch)

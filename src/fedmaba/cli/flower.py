@@ -27,7 +27,9 @@ def new(
 
 
 def proxy(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="for nginx.conf and its logs")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="folder for nginx.conf and its logs")
+    ],
     keys: Annotated[
         Path, typer.Option(help="folder with server.pem, server.key and ca.pem")
     ] = Path("keys"),
@@ -44,7 +46,7 @@ def proxy(
 
 
 def serve(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="that `proxy` wrote")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="the folder that `proxy` wrote")],
 ) -> None:
     """Run the proxy in the foreground: its log stays small, and no connection lasts for long."""
     from fedmaba.deploy.flower_app.serve import serve
@@ -60,7 +62,7 @@ def demo(
     keep: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="run FedAvg, too, and keep logs and states in this new folder"
+            metavar="DIR", help="also run FedAvg, and keep logs and states in this new folder"
         ),
     ] = None,
 ) -> None:

@@ -12,8 +12,12 @@ from fedmaba.cli.flower import SecureOption
 from fedmaba.cli.messages import say
 from fedmaba.errors import InputError
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="that `init` or `join` made")]
-ServerArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="that `init` made")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="the folder that `init` or `join` made")
+]
+ServerArgument = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="the folder that `init` made")
+]
 
 
 def init(
@@ -22,8 +26,8 @@ def init(
     host: Annotated[
         str, typer.Option(help="the name or address by which sites reach this server")
     ] = "localhost",
-    port: Annotated[int, typer.Option(help="for the sites")] = 8443,
-    superlink_port: Annotated[int, typer.Option(help="on 127.0.0.1")] = 8000,
+    port: Annotated[int, typer.Option(help="port that sites reach")] = 8443,
+    superlink_port: Annotated[int, typer.Option(help="port of the SuperLink, on 127.0.0.1")] = 8000,
     secure: SecureOption = False,
     dp: Annotated[str, typer.Option(help="privacy of sites: epsilon=8,delta=1e-5,clip=1.0")] = "",
     form: Annotated[
@@ -53,12 +57,14 @@ def invite(folder: ServerArgument) -> None:
 
 
 def join(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="that the operator sent")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="the join file that the operator sent")
+    ],
     data: Annotated[Path, typer.Option(help="this site's examples, .csv or .npz")],
     folder: Annotated[
         Path | None, typer.Option(help="new or empty; otherwise the site's name")
     ] = None,
-    port: Annotated[int, typer.Option(help="on 127.0.0.1, for this site's processes")] = 9094,
+    port: Annotated[int, typer.Option(help="port on 127.0.0.1 for this site's processes")] = 9094,
 ) -> None:
     """Make the folder of a site, with a key that never leaves it, and print what to send back."""
     from fedmaba.deploy.operate import keys, site_folder
@@ -79,9 +85,13 @@ def join(
 
 def admit(
     folder: ServerArgument,
-    line: Annotated[list[str], typer.Argument(metavar="LINE...", help="of a site, or its file")],
+    line: Annotated[
+        list[str],
+        typer.Argument(metavar="LINE...", help="what a site sent back, or a file with it"),
+    ],
     fingerprint: Annotated[
-        list[str] | None, typer.Option(help="that the site read out; without it you are asked")
+        list[str] | None,
+        typer.Option(help="the fingerprint that the site read out; without it you are asked"),
     ] = None,
 ) -> None:
     """Let sites in whose fingerprint was read out to you."""
@@ -117,7 +127,8 @@ def remove(
 
     found = server_folder.ServerFolder.read(folder)
     server_folder.remove(found, site)
-    say(f"{site} is removed; take its name out of sites in {found.path / server_folder.FILE}, too")
+    file = found.path / server_folder.FILE
+    say(f"{site} is removed; take its name out of sites in {file} as well")
     if control.listening(found.superlink):
         for text in control.register(found):
             say(text)
@@ -224,7 +235,7 @@ def backup(
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="that `backup` wrote")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="the file that `backup` wrote")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="where it came from, or new")],
     over: Annotated[bool, typer.Option("--over", help="write over files that are there")] = False,
 ) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fedmaba.cli.helping import OUTPUT, panel_of
 from fedmaba.errors import usable
 from fedmaba.experiment import config
 
@@ -38,20 +39,35 @@ else:  # Before 0.19, typer knows choices by enums only.
     Width = StrEnum("Width", ["column", "page"])
     TrackerName = StrEnum("TrackerName", ["tensorboard", "wandb", "mlflow"])
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, only the result")]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="show no progress, only the result", rich_help_panel=OUTPUT),
+]
 Fresh = Annotated[
     bool,
-    typer.Option("--fresh", help="begin anew, in a new folder beside --out: OUT-001, OUT-002, ..."),
+    typer.Option(
+        "--fresh",
+        help="begin anew, in a new folder beside --out: OUT-001, OUT-002, ...",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document for scripts")]
 TensorboardFlag = Annotated[
-    bool, typer.Option("--tensorboard", help="the same as --track tensorboard")
+    bool,
+    typer.Option("--tensorboard", help="the same as --track tensorboard", rich_help_panel=OUTPUT),
 ]
 Track = Annotated[
     list[TrackerName] | None,
-    typer.Option("--track", help="also show every round to this tracker"),
+    typer.Option(
+        "--track",
+        metavar="TRACKER",
+        help="also send every round to tensorboard, wandb or mlflow",
+        rich_help_panel=OUTPUT,
+    ),
 ]
-JudgedOn = Annotated[On, typer.Option("--on", help="which examples of a client scores are of")]
+JudgedOn = Annotated[
+    On, typer.Option("--on", help="score clients on their test or their validation examples")
+]
 
 
 def _share(text: str) -> float:
@@ -66,7 +82,7 @@ def _share(text: str) -> float:
 WorstShare = Annotated[
     float | None,
     typer.Option(
-        help="share of clients that 'worst' and 'best' are the mean of, as 5% [as run]",
+        help="share of clients over which 'worst' and 'best' average, as 5% [as run]",
         parser=_share,
         metavar="SHARE",
     ),
@@ -121,7 +137,9 @@ DataDir = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="any key of the experiment, as train.lr=0.05"),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="set any key of an experiment file, as train.lr=0.05"
+    ),
 ]
 
 
@@ -135,7 +153,13 @@ def with_experiment_options(command: Callable[..., None]) -> Callable[..., None]
     added = []
     for key in config.options():
         text = key.text if key.default is None else f"{key.text} [{key.default}]"
-        option = typer.Option(key.flag, metavar="VALUE", help=text, show_default=False)
+        option = typer.Option(
+            key.flag,
+            metavar="VALUE",
+            help=text,
+            show_default=False,
+            rich_help_panel=panel_of(key),
+        )
         kind, kept = Annotated[str | None, option], inspect.Parameter.KEYWORD_ONLY
         added.append(inspect.Parameter(key.argument, kept, default=None, annotation=kind))
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]

@@ -22,11 +22,13 @@ def privacy(
         typer.Option(help="clients per round [all]", min=1, max=COUNT),
     ] = None,
     rounds: Annotated[int, typer.Option(help="communication rounds", min=1, max=10**6)] = 100,
-    epsilon: Annotated[float, typer.Option(help="what may be spent")] = 8.0,
-    delta: Annotated[float, typer.Option(help="at this delta")] = 1e-5,
+    epsilon: Annotated[float, typer.Option(help="epsilon that may be spent")] = 8.0,
+    delta: Annotated[float, typer.Option(help="delta of that epsilon")] = 1e-5,
     clip: Annotated[float, typer.Option(help="largest norm of a client's change")] = 1.0,
     loss: Annotated[float, typer.Option(help="largest loss that counts")] = 3.0,
-    loss_share: Annotated[float, typer.Option(help="of what is spent, for the losses")] = 0.1,
+    loss_share: Annotated[
+        float, typer.Option(help="share of epsilon that is spent on the losses")
+    ] = 0.1,
     strategy: Annotated[str, typer.Option(help="as name:key=value,...")] = "fedmaba",
     rho: Annotated[
         float | None,
@@ -36,7 +38,7 @@ def privacy(
         float | None,
         typer.Option(help="share of FedMABA's bandit weights"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="that draws who takes part", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="seed that draws who takes part", min=0)] = 0,
     to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
     out: Annotated[
         Path | None,

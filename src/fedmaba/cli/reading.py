@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedmaba.cli.messages import say, show_page, tell_unfinished
+from fedmaba.cli.messages import say, show_page, tell, tell_unfinished
 from fedmaba.cli.options import (
     AsJson,
     At,
@@ -31,8 +31,13 @@ from fedmaba.errors import InputError
 
 def table(
     folders: RunFolders,
-    model: Annotated[Model, typer.Option(help="which model")] = "deployed",
-    at: Annotated[At, typer.Option(help="which rounds")] = "last",
+    model: Annotated[
+        Model, typer.Option(help="the deployed model, the server's last one, or each client's own")
+    ] = "deployed",
+    at: Annotated[
+        At,
+        typer.Option(help="the last round, the best one, or the mean of the last five evaluations"),
+    ] = "last",
     on: JudgedOn = "test",
     share: WorstShare = None,
     against: Annotated[
@@ -41,7 +46,7 @@ def table(
             metavar="ROW", help="also each row's differences to this one, with 95 % intervals"
         ),
     ] = None,
-    to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
+    to: Annotated[TableForm, typer.Option(help="the form in which it is written")] = "text",
     by: Annotated[
         By,
         typer.Option(help="a row for each strategy, for each client, or for each group of people"),
@@ -84,16 +89,18 @@ def table(
     one, title = folders[0] if len(folders) == 1 else None, ", ".join(map(str, folders))
     history = load_history(one) if one is not None else data.combine(sources.load_each(folders))
     history = history.judged_on(on)
+    searched = [] if one is None else trials.load_trials(one)
     if to == "json":
-        typer.echo(json_forms.json_table(history, model, at, share, against, goals), nl=False)
+        text = json_forms.json_table(history, model, at, share, against, goals, searched)
+        typer.echo(text, nl=False)
         return
     page = tables.document(history, model, at, share, against, title)
     # what terminal.show does not show
     more = [grid for grid in page.grids if grid.name in ("differences", "holm")]
     page.grids += (spent := cost_tables.grids(history, model, at, share, goals))
     more += spent
-    if one is not None and (found := trials.load_trials(one)):
-        more.append(trials_table.trials_grid(found, history.unit))
+    if searched:
+        more.append(trials_table.trials_grid(searched, history.unit))
         page.grids.append(more[-1])
     state = None if one is None else state_folder.load_state_folder(one)
     if state is not None:
@@ -139,7 +146,7 @@ def _groups(
     if on == "validation":
         raise InputError("--by group counts test examples: leave out --on validation")
     if len(folders) > 1:
-        raise InputError("--by group is of one folder: name one")
+        raise InputError("--by group reads one folder: name one")
     (folder,) = folders
     about = parts.about_of(folder) if folder.is_dir() else {}
     names = group_tables.Names(about.get("data", {}).get("clients", ()))
@@ -150,7 +157,7 @@ def _groups(
 
 def theory(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, finished or not")],
-    to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
+    to: Annotated[TableForm, typer.Option(help="the form in which it is written")] = "text",
 ) -> None:
     """Show how uneven a run's weights were, and what that costs: see docs/theory.md."""
     from fedmaba.report import theory as unevenness
@@ -164,7 +171,9 @@ def theory(
 
 def report(
     folders: RunFolders,
-    out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="the page to write")] = Path(
+        "report.html"
+    ),
     share: WorstShare = None,
     on: JudgedOn = "test",
     until: Until = None,
@@ -184,29 +193,36 @@ def report(
 
 def watch(
     folder: RunOrState,
-    port: Annotated[int, typer.Option(help="0: any that is free", min=0, max=65535)] = 0,
+    port: Annotated[
+        int, typer.Option(help="port of this machine; 0 takes any that is free", min=0, max=65535)
+    ] = 0,
     share: WorstShare = None,
 ) -> None:
     """Serve the report of a run or a federation while it goes on, to this machine only."""
     from fedmaba.report import watch as live
 
-    with live.serve(folder, port, share) as server:
-        say(f"{server.url} shows {folder} and renews itself; Ctrl-C ends it")
-        with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
+        live.wait_for(folder, tell)
+        with live.serve(folder, port, share) as server:
+            say(f"{server.url} shows {folder} and renews itself; Ctrl-C ends it")
             server.serve_forever()
 
 
 def figure(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="see fedmaba list figures")],
     folders: RunFolders,
-    out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
-    model: Annotated[Model, typer.Option(help="which model")] = "deployed",
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="the picture to write: .pdf, .svg or .png")
+    ],
+    model: Annotated[
+        Model, typer.Option(help="the deployed model, the server's last one, or each client's own")
+    ] = "deployed",
     share: WorstShare = None,
     width: Annotated[
         Width | None,
-        typer.Option(help="of one column of a paper, or of its page"),
+        typer.Option(help="as wide as one column of a paper, or as its page"),
     ] = None,
-    font: Annotated[Font, typer.Option(help="of all texts")] = "sans",
+    font: Annotated[Font, typer.Option(help="letters of all texts in the picture")] = "sans",
 ) -> None:
     """Draw one figure in print quality, with its caption in a text file beside it."""
     from fedmaba.cli import sources
@@ -219,7 +235,9 @@ def figure(
 
 def export_run(
     folder: RunOrTarget,
-    to: Annotated[ExportForm, typer.Option(help="which form")] = "csv",
+    to: Annotated[
+        ExportForm, typer.Option(help="tables as csv or parquet, or the card of the models")
+    ] = "csv",
     out: Annotated[
         Path | None,
         typer.Option(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedmaba import stop
+from fedmaba.cli.helping import SEARCH
 from fedmaba.cli.messages import stays_silent, tell
 from fedmaba.cli.options import (
     Fresh,
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 @with_experiment_options
 def compare(
     strategies: Annotated[
-        list[str], typer.Argument(metavar="STRATEGY...", help="as fedmaba:alpha=0.8,eta_b=[0.1,1]")
+        list[str],
+        typer.Argument(metavar="STRATEGY...", help="such as fedavg or fedmaba:alpha=[0.5,0.8]"),
     ],
     overrides: Overrides = None,
     fresh: Fresh = False,
@@ -50,9 +52,7 @@ def compare(
 
 @with_experiment_options
 def run(
-    file: Annotated[
-        Path, typer.Argument(metavar="EXPERIMENT.toml", help="see docs/experiments.md")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="an experiment file")],
     overrides: Overrides = None,
     fresh: Fresh = False,
     quiet: Quiet = False,
@@ -69,23 +69,44 @@ def run(
 @with_experiment_options
 def tune(
     strategies: Annotated[
-        list[str], typer.Argument(metavar="STRATEGY...", help="each gets the same number of trials")
+        list[str],
+        typer.Argument(
+            metavar="STRATEGY...", help="strategies; each gets the same number of trials"
+        ),
     ],
     grid: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=[...]", help="values to try, as lr=[0.01,0.1]"),
+        typer.Option(
+            metavar="KEY=[...]",
+            help="values to try with every strategy, as lr=[0.01,0.1]",
+            rich_help_panel=SEARCH,
+        ),
     ] = None,
     sampler: Annotated[
-        str, typer.Option(help="grid (all), random (of the grid) or tpe (needs Optuna)")
+        str,
+        typer.Option(
+            help="try the whole grid, random settings of it, or tpe (which needs Optuna)",
+            rich_help_panel=SEARCH,
+        ),
     ] = "grid",
     trials: Annotated[
         int | None,
-        typer.Option(help="of each strategy [its whole grid]", min=1),
+        typer.Option(
+            help="settings to try for each strategy [its whole grid]", min=1, rich_help_panel=SEARCH
+        ),
     ] = None,
     pick: Annotated[
-        str, typer.Option(help="best:accuracy, or best:fair: least variance within a point of it")
+        str,
+        typer.Option(
+            help="keep the best mean (best:accuracy), or the least variance within a point of it "
+            "(best:fair)",
+            rich_help_panel=SEARCH,
+        ),
     ] = "best:accuracy",
-    search_seeds: Annotated[int, typer.Option(help="of every trial: 0, 1, ...", min=1)] = 3,
+    search_seeds: Annotated[
+        int,
+        typer.Option(help="seeds of every trial, from 0 on", min=1, rich_help_panel=SEARCH),
+    ] = 3,
     overrides: Overrides = None,
     fresh: Fresh = False,
     quiet: Quiet = False,

@@ -104,7 +104,7 @@ class Data(Section):
     name: str = option("sample", "--data", "data set, or your own .npz, .csv or .parquet file")
     dir: str | None = option(None, "--data-dir", "folder where the data set's files lie")
     partition: str | None = option(
-        None, "--partition", "how it is split over clients [shards:2, or the file's own]"
+        None, "--partition", "how the data are split over clients [shards:2, or the file's own]"
     )
     clients: OptionalCount = option(
         None, "--clients", "how many clients [100; sample: 20]", ge=1, le=MAX_COUNT
@@ -127,45 +127,48 @@ class Data(Section):
         "cifar10 (CIFAR-10's) [Fashion-MNIST scale; CIFAR cifar10]",
     )
     label: str | None = newer_option(
-        None, "--label", "of your own table: the column to predict [label or y]"
+        None, "--label", "column of your table to predict [label or y]"
     )
     client: str | None = newer_option(
-        None, "--client", "of your own table: the column that names who owns a row [client]"
+        None, "--client", "column of your table that names the client of a row [client]"
     )
     group: str | None = newer_option(
-        None, "--group", "of your own table: the column with groups of people [group]"
+        None, "--group", "column of your table with groups of people [group]"
     )
     split: str | None = newer_option(
-        None, "--split", "of your own table: the column with train, validation or test [split]"
+        None, "--split", "column of your table that says train, validation or test [split]"
     )
     drop: list[str] | None = newer_option(
-        None, "--drop", "of your own table: columns to leave out, as a,b"
+        None, "--drop", "columns of your table to leave out, as a,b"
     )
     categorical: list[str] | None = newer_option(
-        None, "--categorical", "of your own table: columns of numbers that stand for words, as a,b"
+        None, "--categorical", "columns of your table whose numbers stand for words, as a,b"
     )
     feature: list[str] | None = newer_option(
         None,
         "--feature",
-        "of your own table: columns that are features, whatever they look like, as a,b",
+        "columns of your table that are features, whatever they look like, as a,b",
     )
     together: str | None = newer_option(
         None,
         "--together",
-        "of your own table: rows that share a value of this column train together or test together",
+        "column of your table whose equal values stay together, in training or in test",
     )
     missing: Literal["median", "client-median", "refuse"] | None = newer_option(
         None,
         "--missing",
-        "gaps in a table: median, client-median (of its training examples) or refuse [median]",
+        "how gaps in a table are filled: median, client-median (of its training examples) or "
+        "refuse [median]",
     )
     standardise: Literal["yes", "no"] | None = newer_option(
-        None, "--standardise", "numbers of a table to mean 0, deviation 1: yes or no [yes]"
+        None,
+        "--standardise",
+        "whether numbers of a table are scaled to mean 0 and deviation 1: yes or no [yes]",
     )
     min_examples: OptionalCount = newer_option(
         None,
         "--min-examples",
-        "leave out the data's own clients with fewer examples [none]",
+        "leave out clients of the data with fewer examples than this [none]",
         ge=1,
         le=MAX_COUNT,
     )
@@ -216,7 +219,7 @@ class Train(Section):
         None, "--clip", "largest norm of a local gradient [any]", gt=0, allow_inf_nan=False
     )
     augment: str | None = newer_option(
-        None, "--augment", "random changes of training images: flip, crop:4 or flip,crop:4"
+        None, "--augment", "random changes to training images: flip, crop:4 or flip,crop:4"
     )
     own_layers: str | None = newer_option(
         None,
@@ -246,7 +249,7 @@ class Attack(Section):
         None, "--attack", "what hostile clients do: loss=1e6, loss=x3, labels=flip, update=-1, ..."
     )
     share: str = option(
-        "10%", "--hostile", "share of clients that are hostile; results are of the others"
+        "10%", "--hostile", "share of clients that are hostile; only the others are judged"
     )
 
     _text = field_validator("share", mode="before")(text)
@@ -287,7 +290,7 @@ class Server(Section):
     momentum: float = option(
         0.0,
         "--server-momentum",
-        "of the server's step [fedavgm, fedadam, fedyogi: their own]",
+        "momentum of the server's step [fedavgm, fedadam, fedyogi: their own]",
         ge=0,
         lt=1,
     )
@@ -306,7 +309,7 @@ class Eval(Section):
     share: float = option(
         0.05,
         "--share",
-        "share of clients that 'worst' and 'best' are the mean of, as 5%",
+        "share of clients over which 'worst' and 'best' average, as 5%",
         gt=0,
         le=1,
     )
@@ -314,14 +317,14 @@ class Eval(Section):
     metric: MetricName | None = newer_option(
         None,
         "--metric",
-        "a client's score, of its own predictions: accuracy, balanced-accuracy, f1, auc, "
+        "how a client's predictions are scored: accuracy, balanced-accuracy, f1, auc, "
         "average-precision, brier, ece; rmse, mae, r2; perplexity [as the task says]",
     )
 
     finetune: OptionalCount = newer_option(
         None,
         "--finetune",
-        "also evaluate each client under the deployed model after so many local steps of its own",
+        "also evaluate each client after so many own local steps from the deployed model",
         ge=1,
         le=MAX_COUNT,
     )
@@ -369,7 +372,7 @@ class Turnout(Section):
         "package.module.Class [uniform]",
     )
     dropout: str | None = newer_option(
-        None, "--dropout", "share of those asked whose answer never comes, as 10% [0%]"
+        None, "--dropout", "share of the asked clients whose answer never comes, as 10% [0%]"
     )
     speed: str | None = newer_option(
         None,
@@ -405,13 +408,16 @@ class Experiment(Section):
     batchnorm: Literal["refuse", "group", "local", "average", "frozen"] = newer_option(
         "refuse",
         "--batchnorm",
-        "of a model with BatchNorm: refuse, group (GroupNorm), local (FedBN), average or frozen",
+        "what becomes of BatchNorm in a model: refuse, group (GroupNorm), local (FedBN), average "
+        "or frozen",
     )
     data: Data = Data()
     train: Train = Train()
     attack: Attack = Attack()
     dp: DP | None = newer_option(
-        None, "--dp", "privacy of clients: epsilon=8,delta=1e-5,clip=1.0,loss=3,loss_share=0.1"
+        None,
+        "--dp",
+        "privacy promised to clients: epsilon=8,delta=1e-5,clip=1.0,loss=3,loss_share=0.1",
     )
     server: Server = Server()
     turnout: Turnout = Turnout()

@@ -80,6 +80,10 @@ class Tuning:
             raise InputError(f"sampler={search.sampler}: say how many trials, as --trials 20")
         self._rows = {spec: strategies.single_specs([spec]) for spec in search.strategies}
         strategies.single_specs(search.strategies)  # refuses a row that is there twice
+        if not _space(search.tree) and all(len(rows) == 1 for rows in self._rows.values()):
+            raise InputError(
+                "nothing to try: name values, as --grid lr=[0.01,0.1] or fedmaba:alpha=[0.5,0.8]"
+            )
         self.fresh = _fresh_seeds(search)
 
     def sessions(self) -> Iterator[Session]:
@@ -281,7 +285,7 @@ def _same_budget(
         return dict(grids)
     many = search.trials or 0
     if search.sampler == "grid":
-        raise InputError(f"trials={many}: a grid is tried whole: say --sampler random, too")
+        raise InputError(f"trials={many}: a grid is tried whole: say --sampler random as well")
     if many > min(sizes.values()):
         raise InputError(f"trials={many}, but the grids have {told}: list more values, or lower it")
     drawn = {}
@@ -360,6 +364,4 @@ def with_grid(tree: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any
     names = {key.argument: key.name for key in config.options()}
     for name, values in grid.items():
         config.set_key(found, names.get(name.replace("-", "_"), name), values)
-    if not _space(found) and not grid:
-        raise InputError("nothing to try: name values, as --grid lr=[0.01,0.1]")
     return found

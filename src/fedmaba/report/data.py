@@ -98,8 +98,8 @@ def load_run_folder(path: Path) -> Source:
     for run in history.runs:
         if run.n_clients and run.seed in labels and len(labels[run.seed]) != run.n_clients:
             raise InputError(
-                f"{path / 'partition.npz'} is of {len(labels[run.seed])} clients, seed {run.seed} "
-                f"of {run.n_clients}: {run_folder.RESTORE_HINT}"
+                f"{path / 'partition.npz'} has {len(labels[run.seed])} clients, but seed "
+                f"{run.seed} has {run.n_clients}: {run_folder.RESTORE_HINT}"
             )
     if lies and about.get("hostile") is None:
         raise InputError(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedmaba.experiment.trials import Trial
 from fedmaba.report import cost_tables, numbers
 from fedmaba.report.document import Grid
 from fedmaba.report.table import FIGURES, corrected_p_values, differences
@@ -29,6 +30,7 @@ def json_table(
     share: float | None = None,
     against: str | None = None,
     until: Sequence[Goal] = (),
+    trials: Sequence[Trial] = (),
 ) -> str:
     """The table of a history: a row for each strategy, and differences where asked for."""
     history = history if share is None else replace(history, share=share)
@@ -59,6 +61,11 @@ def json_table(
             for row in rows
         ],
     }
+    if trials:
+        found["trials"] = [
+            {name: finite(x) if isinstance(x, float) else x for name, x in vars(trial).items()}
+            for trial in trials
+        ]
     if costs := cost_tables.as_json(history, model, at, share, until):
         found["costs"] = costs
     if against is not None:

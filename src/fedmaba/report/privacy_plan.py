@@ -73,7 +73,7 @@ def document(plan: PrivacyPlan) -> Document:
     grids = [Grid("noise", title, ["epsilon", *NOISE_COLUMNS], rows)]
     if knob := plan.strategy.privacy_knob():
         body = [[Cell(f"{v:g}"), *_cells(plan.mechanism(knob=v))] for v in plan.knob_values]
-        title = f"The {knob.words} is a privacy knob, too: at epsilon {asked.epsilon:g}"
+        title = f"The {knob.words} also changes the noise: at epsilon {asked.epsilon:g}"
         grids.append(Grid(knob.name, title, [knob.name, *NOISE_COLUMNS], body))
     foot = [
         f"The noise on the whole sum of P weights has a norm of about {own.sum_noise:.3g} times "

@@ -33,6 +33,18 @@ def _trains_alone(name: str) -> bool:
     return personal is not None and personal.only
 
 
+def has_personal_models(label: str) -> bool:
+    """Whether a row's clients keep models of their own beside the shared one."""
+    name = algorithm(label)
+    return name in BUILT_IN and REGISTRY[name]().local().personal is not None
+
+
+def keeps_layers(label: str) -> bool:
+    """Whether a row's clients keep layers of their own, with which they are scored."""
+    name = algorithm(label)
+    return name in BUILT_IN and bool(REGISTRY[name]().local().own_layers)
+
+
 def reference(labels: Sequence[str]) -> int:
     """Which strategy the others are measured against: the usual reference, else the first."""
     return next((i for i, label in enumerate(labels) if algorithm(label) == REFERENCE), 0)

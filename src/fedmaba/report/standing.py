@@ -82,7 +82,7 @@ class ComparedRows:
         seeds = [len(self.found[x].keys() & self.found[self.base or x].keys()) for x in rivals]
         few = rows_of_one_seed(seeds)
         own = [x for x, n, one in zip(rivals, seeds, few, strict=True) if n and not one]
-        return sorted([*own, *[self.base] * bool(self.base)], key=self.spread)
+        return sorted([*[self.base] * bool(self.base), *own], key=self.spread)
 
     def near_best_mean(self, labels: Sequence[str]) -> list[str]:
         """Those whose mean is near the best: equally bad scores are not called fair."""

@@ -37,6 +37,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmaba.errors import unknown
+from fedmaba.experiment import parts
 from fedmaba.report import data, escape, numbers, streams, verdict
 from fedmaba.report.document import Cell, Grid, minus_sign
 from fedmaba.report.table import (
@@ -393,7 +394,8 @@ def result(history: History, out: Path, seconds: float | None = None) -> None:
     if any(run.has_personal for run in history.runs):
         console.print(grid(history, "personal", "last", share))
     wide = min(80, console.width)  # a sentence is read, not scanned
-    for said in verdict.verdicts_of_sources([data.source_of(history)], share):
+    source = replace(data.source_of(history), about=parts.about_of(out))  # which names clients
+    for said in verdict.verdicts_of_sources([source], share):
         console.print(line_of(said.text), width=wide)
     if seconds is not None:
         console.print(f"It took {clock(seconds)}.")

@@ -6,9 +6,12 @@ whose Host is another name: a page elsewhere cannot reach it by rebinding a doma
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from fedmaba.experiment import parts
 from fedmaba.report import data, escape, html
 
 ADDRESS = "127.0.0.1"
+LOOKS = 0.5  # seconds between looks for a folder that is not there yet
 LIVING = (
     "runs.json",
     "rounds.jsonl",
@@ -33,6 +37,18 @@ def serve(folder: Path, port: int = 0, share: float | None = None) -> Server:
     data.load_parts(folder)  # says at once what is wrong with it
     with usable(f"port {port}", "choose another --port, or 0 for any"):
         return Server(folder, port, share)
+
+
+def wait_for(folder: Path, tell: Callable[[str], None]) -> None:
+    """Return once there is a run in the folder, which may be about to be written."""
+    if os.path.lexists(folder):
+        return
+    tell(f"Waiting for {folder}/ to appear (Ctrl-C to stop).")
+    while True:
+        time.sleep(LOOKS)
+        with suppress(FedmabaError, OSError):
+            data.load_parts(folder)
+            return
 
 
 class Server(ThreadingHTTPServer):

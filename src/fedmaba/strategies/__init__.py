@@ -170,15 +170,15 @@ def single_specs(specs: Sequence[str]) -> dict[str, str]:
 
 
 def describe_strategies() -> list[tuple[str, str, str]]:
-    """Name, one line, and hyper-parameters with defaults (first of a choice) of each strategy."""
+    """Name, one line, and hyper-parameters of each strategy, the default of a choice first."""
     rows = []
     for name, kind in REGISTRY.items():
         types = hyper_parameters.field_types(kind)
         params = []
         for f in dataclasses.fields(kind):
-            listed = "|".join(map(str, hyper_parameters.listed_choices(types[f.name])))
             default = hyper_parameters.format_value(hyper_parameters.default_value(f))
-            params.append(f"{f.name}={listed or default}")
+            choices = map(str, hyper_parameters.listed_choices(types[f.name]))
+            params.append(f"{f.name}={'|'.join(dict.fromkeys([default, *choices]))}")
         rows.append((name, (kind.__doc__ or "").strip().split("\n")[0], ", ".join(params)))
     return rows
 

@@ -55,6 +55,7 @@ function verdict() { // as the template, of the model and round chosen
     said.where || said.so_far ? h("p", { class: "so-far" }, [said.where, said.so_far].filter(Boolean).join(": ")) : null,
     i ? h("p", { class: "headline" }, said.headline) : h("h1", {}, said.headline),
     said.sentence ? h("p", { class: "lead" }, close(said.sentence)) : null,
+    ...said.remarks.map((text) => h("p", { class: "remark" }, close(text))),
     all.length === 1 && said.tiles.length ? h("dl", { class: "tiles" }, ...said.tiles.map((tile) => h("div", { class: tile.way }, h("dt", {}, `${tile.name}, `, h("span", {}, `minus ${said.base}`)),
       h("dd", {}, h("strong", {}, tile.change), h("span", { class: "unit" }, `${tile.half ? ` ± ${tile.half}` : ""} ${tile.unit}${tile.half ? " (95\u00a0%)" : ""}`),
         h("small", { class: "way" }, tile.way), h("small", {}, close(`${said.named} ${tile.now}, ${said.base} ${tile.then}`)))))) : null,
