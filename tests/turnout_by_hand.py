@@ -41,6 +41,7 @@ class ByHand:
     speed: object = None  # a number, (sigma, median) or a list
     bandwidth: object = None
     deadline: float = math.inf
+    unseen: int = 0  # how many clients take no part
     weights: dict = field(default_factory=dict)  # numbers in each, by name
     task: str = "{}"  # what the server tells a client to do, as JSON
     tell: str = ""  # the numbers it asks for, by name
@@ -52,6 +53,7 @@ class ByHand:
     def __post_init__(self):
         n = len(self.size)
         self.asked, self.heard, self.clock = [0] * n, [0] * n, 0.0
+        self.apart = sorted(range(n), key=lambda c: unit(self.seed, "unseen", c))[: self.unseen]
 
     def place(self, c, by):
         """Where a client stands among all, from 0 to 1."""
@@ -80,7 +82,7 @@ class ByHand:
         return True
 
     def choose(self, t):
-        present = [c for c in range(len(self.size)) if self.there(t, c)]
+        present = [c for c in range(len(self.size)) if c not in self.apart and self.there(t, c)]
         drawn = {c: unit(self.seed, "participants", t, c) for c in present}
         rank = {
             "uniform": lambda c: drawn[c],

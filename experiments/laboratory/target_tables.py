@@ -308,7 +308,7 @@ def sweep(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
     out.grids += filter(None, grids)
 
 
-# --- hostile clients, and privacy ----------------------------------------------------------------
+# --- hostile clients, privacy, and who takes part -------------------------------------------------
 
 
 def attacks(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
@@ -319,6 +319,18 @@ def attacks(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> No
 def privacy(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Every strategy under every promise of privacy."""
     _by_variant(out, target, batches, "epsilon", "")
+
+
+def turnout(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
+    """Every strategy under every way to take part, and how each differs from the first."""
+    _by_variant(out, target, batches, "who takes part", "")
+    for i, job in enumerate(target.jobs, 1):
+        history = deployed_history(batches, job)
+        grid = differences(history, "deployed", LAST_ROUND)
+        if grid is not None:
+            out.grids.append(
+                replace(grid, name=f"differences-{i}", title=f"{job.title}: {grid.title}")
+            )
 
 
 def _by_variant(

@@ -313,9 +313,8 @@ def prepare(
             run.strategy.label(),
             run.seed,
             rule,
-            run.federation.test.size,
+            **_test_examples(batch.plan, run),
             metric=_metric(data, own.metric, whole),
-            validation_size=held if (held := run.federation.validation.size).any() else None,
             groups=_groups(batch, data),
         )
         for run, rule in batch.handed_out
@@ -340,6 +339,11 @@ def prepare(
     rules = {f"strategy {s.name}": _code(s) for s in listed}
     tables: dict[str, str] = {}
     if (turnout := batch.plan.turnout) is not None:
+        if (absent := turnout.absent(runs[0].seed, runs[0].federation.n_clients)) is not None:
+            notes.append(
+                f"unseen: {absent.sum():,} of {len(absent):,} clients take no part; figures are of "
+                "the others, and theirs stand beside them"
+            )
         things[f"selection {turnout.select.name}"] = type(turnout.select)
         tables = {what: digest[:FINGERPRINT_DIGITS] for what, digest in turnout.tables().items()}
     own_code, unseen = fingerprints(things | rules, batch.rows.model.modules())
@@ -513,6 +517,25 @@ def _task_note(
     if own is not None and metric != ACCURACY and not metric.lower:
         judged += " (if lower is, set lower_is_better = True on your metric)"
     return f"task: {data.task}{said}: {data.target.in_words()}{judged}"
+
+
+def _test_examples(plan: engine.Plan, run: engine.Run) -> dict[str, Any]:
+    """How many examples the figures of a run are of, by client, and those kept apart."""
+    fed = run.federation
+    test, held = fed.test.size, fed.validation.size
+    absent = None if plan.turnout is None else plan.turnout.absent(run.seed, fed.n_clients)
+    if absent is None:
+        return {"test_size": test, "validation_size": held if held.any() else None}
+    if not test[~absent].any() or not test[absent].any():
+        raise InputError(
+            f"unseen: seed {run.seed} leaves test examples on one side only: take another share"
+        )
+    held = np.where(absent, 0, held)
+    return {
+        "test_size": np.where(absent, 0, test),
+        "validation_size": held if held.any() else None,
+        "unseen_size": np.where(absent, test, -1),
+    }
 
 
 def _plan(experiment: Experiment) -> engine.Plan:

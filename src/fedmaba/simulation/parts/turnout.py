@@ -73,6 +73,9 @@ class TurnoutPart(Part):
         counts = {name: np.zeros(n, np.int32) for name in ("asked", "heard")}
         return {**counts, "silent": np.zeros(1, np.int64), "clock": np.zeros(1), **state}
 
+    def absent(self, r: int) -> NDArray[np.bool_] | None:
+        return self.people[r].absent
+
     def draw(self, batch: Batch, r: int, t: int) -> Asked:
         run, people, carried = batch.runs[r], self.people[r], batch.progress.carried[r]
         there, random = people.there(t)
@@ -131,7 +134,8 @@ class TurnoutPart(Part):
     # what it takes
 
     def _many(self, r: int) -> int:
-        return self.plan.participants or self.setting.runs[r].federation.n_clients
+        many = self.people[r].many
+        return min(self.plan.participants or many, many)
 
     def _bill(self, r: int) -> Bill:
         layout, local = self.setting.layout, self.setting.local[r]
@@ -149,13 +153,13 @@ class TurnoutPart(Part):
                 "dp counts on clients that are drawn alike and all answer: leave out --available, "
                 "--select, --dropout, --speed, --bandwidth and --deadline, or --dp"
             )
-        if type(turnout.select) is not Uniform and self._many(r) == run.federation.n_clients:
+        if type(turnout.select) is not Uniform and self._many(r) == people.many:
             raise InputError(
                 f"select={turnout.select.name}: all clients are asked in each round: lower "
                 "--participants, or leave it out"
             )
-        turnout.select.check(self._many(r), people.presence.chance)
-        if not people.presence.chance.any():
+        turnout.select.check(self._many(r), people.chance)
+        if not np.nan_to_num(people.chance).any():
             raise InputError("available: nobody is ever there: raise the chance")
         if turnout.deadline is not None:
             size = run.federation.train.size
