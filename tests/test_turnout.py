@@ -82,6 +82,8 @@ def words_of(random, n: int, folder) -> tuple[dict, dict]:
     if random.random() < 0.3:
         hand["unseen"] = int(random.integers(1, n))
         told["unseen"] = str(hand["unseen"])
+    if random.random() < 0.3:
+        told["sums"] = hand["sums"] = "secure"
     return told, hand
 
 
@@ -309,6 +311,7 @@ def test_what_cannot_be_is_one_line(turnout, plan, words, fed):
         ({"speed": "lognormal:-1"}, "S from 0 to 10"),
         ({"deadline": "1d", "speed": "1"}, "as 60s, 2m or 1h"),
         ({"deadline": "1m"}, "nobody takes any time"),
+        ({"sums": "safe"}, "say plain or secure"),
         ({"unseen": "100%"}, "a share of the clients below 1"),
         ({"unseen": "2.5"}, "a whole number of them"),
     ],

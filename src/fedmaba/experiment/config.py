@@ -388,6 +388,9 @@ class Turnout(Section):
         "--unseen",
         "share, or number, of the clients that take no part and are evaluated apart, as 20%",
     )
+    sums: Literal["plain", "secure"] | None = newer_option(
+        None, "--sums", "whose bytes are counted: plain or secure, where masks hide changes [plain]"
+    )
 
     _text = field_validator("dropout", "speed", "bandwidth", "deadline", "unseen", mode="before")(
         text

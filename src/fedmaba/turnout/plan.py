@@ -36,6 +36,7 @@ class Turnout:
     bandwidth: EachClient | None = None  # megabytes a second, each way
     deadline: float | None = None  #      seconds that a server waits
     unseen: float = 0.0  #                clients that take no part at all: a share, or a number
+    sums: str = "plain"  #                what is billed: plain sums, or secure ones with masks
 
     def __post_init__(self) -> None:
         if self.deadline is not None and self.speed is None and self.bandwidth is None:
@@ -58,6 +59,7 @@ class Turnout:
             "bandwidth": lambda text: EachClient.parse("bandwidth", text, BANDWIDTH),
             "deadline": lambda text: words.seconds("deadline", text),
             "unseen": _unseen,
+            "sums": _sums,
         }
         return cls(**{name: readers[name](value) for name, value in given.items()})
 
@@ -99,6 +101,12 @@ def _dropout(text: str) -> float:
     if found == 1:
         raise InputError(f"dropout={text!r}: nobody would ever answer: give less than 1")
     return found
+
+
+def _sums(text: str) -> str:
+    if text not in ("plain", "secure"):
+        raise InputError(f"sums={text!r}: say plain or secure")
+    return text
 
 
 def _unseen(text: str) -> float:
@@ -173,5 +181,5 @@ def fastest(people: People, examples: IntArray, bill: Bill) -> float:
     """The seconds of the client that takes least, when it trains on so many examples (N,)."""
     n = len(examples)
     everyone = np.arange(n)
-    sent = np.full(n, bill.down + bill.up)
+    sent = np.full(n, bill.down + bill.up + sum(bill.later(1)))
     return float(people.seconds(everyone, examples, sent).min())

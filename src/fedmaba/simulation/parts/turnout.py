@@ -143,7 +143,9 @@ class TurnoutPart(Part):
         weights = {name: numbers[name] for name in layout.sent_names()}
         own = layout.shared < layout.size
         width = self.setting.first.element_size()
-        return bill_of(weights, local, self.setting.needs[r], width=width, own=own)
+        secure = self.turnout.sums == "secure"
+        needs = self.setting.needs[r]
+        return bill_of(weights, local, needs, width=width, own=own, secure=secure)
 
     def _check(self, r: int, run: Run) -> None:
         """Refuse what no round can do."""
@@ -157,6 +159,13 @@ class TurnoutPart(Part):
             raise InputError(
                 f"select={turnout.select.name}: all clients are asked in each round: lower "
                 "--participants, or leave it out"
+            )
+        local, needs = self.setting.local[r], self.setting.needs[r]
+        alone = needs.of_clients or needs.changes != "none" or run.strategy.combine() is not None
+        if turnout.sums == "secure" and (local.means or alone):
+            raise InputError(
+                f"sums=secure: {run.strategy.label()} needs single changes, or more than a change "
+                "and a loss, which secure sums do not carry: leave it out, or --sums"
             )
         turnout.select.check(self._many(r), people.chance)
         if not np.nan_to_num(people.chance).any():
@@ -181,11 +190,15 @@ class TurnoutPart(Part):
         up = bill.up + np.where(new, 0, bill.again)
         size = batch.runs[r].federation.train.size[asked]
         examples = _examples(batch.plan, batch.local[r].full_batch, size)
-        took = people.seconds(asked, examples, down + up)
+        took = people.seconds(asked, examples, down + up + sum(bill.later(len(asked))))
         limit = np.inf if self.turnout.deadline is None else self.turnout.deadline
         answer = np.where(took > limit, LATE, HEARD)
-        lost = people.lost(t, asked)
-        return np.where(lost, LOST, answer), down, np.where(lost, 0, up), took
+        answer = np.where(people.lost(t, asked), LOST, answer)
+        more_down, more_up = bill.later(int((answer == HEARD).sum()))
+        down, up = (
+            n + np.where(answer == HEARD, m, 0) for n, m in ((down, more_down), (up, more_up))
+        )
+        return answer, down, np.where(answer == LOST, 0, up), took
 
     def _losses(self, batch: Batch, r: int, there: IntArray, rows: IntArray) -> FloatArray:
         """(c,) the losses that polled clients say, nan for others."""
