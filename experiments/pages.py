@@ -446,7 +446,7 @@ def times(batches: list[archive.ArchiveFile]) -> str:
     head = ["command", "runs of its own", "client updates", "wall time, s", "client updates/s"]
     body = []
     for name in targets.names():
-        if name.startswith(("natural-", "attacks-")):  # small ones, run on a CPU
+        if name.startswith(("natural-", "attacks-", "turnout-")):  # small ones, run on a CPU
             continue
         own = [b for b in batches if b.about["target"] == name]
         jobs = {job.digest: job for job in target_of(name).every_job()}
