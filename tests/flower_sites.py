@@ -26,13 +26,16 @@ def first(fed, model="mlp", seed=0) -> ArrayRecord:
     return initial_arrays(model, data.x.shape[1:], len(data.classes), seed)
 
 
-def grid_of(fed, folder=None, spoil=None, model="mlp") -> LocalGrid:
+def grid_of(fed, folder=None, spoil=None, model="mlp", **options) -> LocalGrid:
     """A site for each client; node ids say nothing about the order of sites.
 
     With a folder, each keeps what it keeps in one of its own in there.
     """
     nodes = {c: 1000 - 7 * c for c in range(fed.n_clients)}
-    apps = {n: client_app(model, local_data(fed, c), site=f"site-{c}") for c, n in nodes.items()}
+    apps = {
+        n: client_app(model, local_data(fed, c), site=f"site-{c}", **options)
+        for c, n in nodes.items()
+    }
     grid = LocalGrid(apps, spoil)
     if folder is not None:
         grid.config = {n: {"keep": str(folder / f"kept-{c}")} for c, n in nodes.items()}

@@ -78,6 +78,8 @@ TYPED = {
     "turnout.speed": ("lognormal:0.5", "lognormal:0.5"),
     "turnout.bandwidth": ("2", "2"),
     "turnout.deadline": ("60s", "60s"),
+    "turnout.unseen": ("20%", "20%"),
+    "turnout.sums": ("secure", "secure"),
     "eval.share": ("0.1", 0.1),
     "eval.metric": ("auc", "auc"),
     "machine.device": ("cpu", "cpu"),

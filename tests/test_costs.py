@@ -167,6 +167,22 @@ def test_the_figure_has_a_point_for_each_client_of_runs_that_record_it():
     np.testing.assert_allclose(y, [60, 90, 30] * 2)
 
 
+def test_figures_over_bytes_and_hours_have_a_point_for_each_evaluation():
+    pytest.importorskip("matplotlib")
+    other = run(seed=1)
+    other.tables["turnout.down"] = GrowingArray(3 * DOWN)
+    history = History([run(), other, plain()])
+    for kind, along in (("bytes", [2.0, 5.1]), ("hours", [1.0, 2.5])):
+        accuracy, variance = figures.figure_of(history, kind).axes
+        for axes, values in ((accuracy, [20, 60]), (variance, [800 / 3, 600])):
+            (line,) = axes.lines
+            np.testing.assert_allclose(line.get_xdata(), along)
+            np.testing.assert_allclose(line.get_ydata(), values)
+    del history.runs[0].tables["turnout.clock"]
+    with pytest.raises(InputError, match="for hours also --speed"):
+        figures.figure_of(History([history.runs[0]]), "hours")
+
+
 def test_the_commands_show_them(tiny_npz, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     call(

@@ -15,13 +15,17 @@ import fedmaba
 from fedmaba import rng, selection
 from fedmaba.data.federation import Federation
 from fedmaba.errors import InputError
+from fedmaba.report import data
 from fedmaba.report.export import write_export
+from fedmaba.report.html import page
 from fedmaba.results.loading import load_history
+from fedmaba.results.run_history import of_unseen
 from fedmaba.rows.base import Layout
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.simulation.measurements import client_means, server_models
 from fedmaba.simulation.part import Setting
 from fedmaba.simulation.parts.turnout import HEARD, TurnoutPart
+from fedmaba.simulation.scoring import evaluate_models
 from fedmaba.turnout.plan import Turnout
 from plain_loop import PLAN, Plain, apart, mlp, one, vector
 from run_folders import asked, begun, files, play
@@ -75,6 +79,11 @@ def words_of(random, n: int, folder) -> tuple[dict, dict]:
     if ("speed" in told or "bandwidth" in told) and random.random() < 0.8:
         hand["deadline"] = round(float(random.uniform(0.2, 2)), 3)
         told["deadline"] = f"{hand['deadline']}s"
+    if random.random() < 0.3:
+        hand["unseen"] = int(random.integers(1, n))
+        told["unseen"] = str(hand["unseen"])
+    if random.random() < 0.3:
+        told["sums"] = hand["sums"] = "secure"
     return told, hand
 
 
@@ -93,7 +102,10 @@ def test_a_thousand_set_ups_equal_the_other_program(tmp_path):
         fed, spec = federations[seed % 50], SPECS[seed % 6]
         n = fed.n_clients
         told, hand = words_of(random, n, tmp_path)
-        many = int(random.integers(1, n + (hand["select"] == "uniform")))
+        part = n - hand.get("unseen", 0)
+        if part == 1:  # no choice
+            told["select"] = hand["select"] = "uniform"
+        many = int(random.integers(1, part + (hand["select"] == "uniform")))
         epochs = int(random.integers(1, 3))
         plan = Plan(9, participants=many, epochs=epochs, turnout=Turnout.parse(told))
         setting = setting_of(fed, seed, spec, plan)
@@ -266,6 +278,10 @@ def test_every_strategy_meets_the_same_clients(fed):
         ({"available": "p=0"}, SOME, "nobody is ever there"),
         ({"select": "size"}, PLAN, "all clients are asked in each round"),
         ({"available": "p=0.5..0.9,by=group"}, SOME, "has no group column"),
+        ({"unseen": "5"}, SOME, "leave at least one that trains"),
+        ({"unseen": "40%", "select": "fair"}, SOME, "all clients are asked in each round"),
+        ({"unseen": "1", "select": "fair:least=0.8"}, SOME, "for 4 clients is more than 3"),
+        ({"unseen": "1", "select": "power-of-choice:d=5"}, SOME, "give d from 3 to 4"),
     ],
 )
 def test_what_cannot_be_is_one_line(turnout, plan, words, fed):
@@ -295,6 +311,9 @@ def test_what_cannot_be_is_one_line(turnout, plan, words, fed):
         ({"speed": "lognormal:-1"}, "S from 0 to 10"),
         ({"deadline": "1d", "speed": "1"}, "as 60s, 2m or 1h"),
         ({"deadline": "1m"}, "nobody takes any time"),
+        ({"sums": "safe"}, "say plain or secure"),
+        ({"unseen": "100%"}, "a share of the clients below 1"),
+        ({"unseen": "2.5"}, "a whole number of them"),
     ],
 )
 def test_words_that_are_wrong_are_one_line(turnout, words):
@@ -380,12 +399,12 @@ def test_dp_is_refused(fed):
         start([Run(strategy, 0, fed)], plan, mlp)
 
 
-def asked_with(npz, tmp_path, **changes):
+def asked_with(npz, tmp_path, more=None, **changes):
     path = tmp_path / "there.csv"
     if not path.exists():
         path.write_text("client,from,to\n0,1,9\n1,2,3\n2,1,4\n3,1,2\n4,3,6\n")
     turnout = {"available": str(path), "dropout": "20%", "speed": "lognormal:1", "deadline": "1s"}
-    return asked(npz, turnout=turnout | {"select": "ucb"}, **changes)
+    return asked(npz, turnout=turnout | {"select": "ucb"} | (more or {}), **changes)
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_files(tiny_npz, tmp_path):
@@ -448,3 +467,79 @@ def test_a_folder_without_the_options_says_nothing_of_them(tiny_npz, tmp_path):
     assert "turnout" not in (out / "experiment.toml").read_text()
     assert "turnout" not in session.provenance()["asked"]
     assert not [name for run in session.history.runs for name in run.tables if "turnout" in name]
+
+
+@pytest.mark.parametrize("spec", ["fedavg", "ditto"])
+def test_unseen_clients_change_nothing_and_use_the_servers_model(spec, fed):
+    """As if they were never there; their own model is the server's, or what they make of it."""
+    rounds, batch = played(fed, {"unseen": "2"}, spec, replace(PLAN, finetune=2))
+    (absent,) = (batch.parts_of(0)[i].absent(0) for i in _turnout_parts(batch))
+    assert absent.sum() == 2
+    assert not absent[np.concatenate([r.client[~np.isnan(r.weight)] for r in rounds])].any()
+    (found,) = evaluate_models(batch)
+    servers, own = found["deployed"].accuracy, found["personal"].accuracy
+    assert np.isfinite(own).all()
+    loss = found["personal"].loss - found["deployed"].loss
+    if spec == "ditto":
+        np.testing.assert_array_equal(own[absent], servers[absent])
+        np.testing.assert_allclose(loss[absent], 0, atol=1e-6)
+    else:  # fine-tuned
+        assert (abs(loss[absent]) > 1e-4).all()
+    assert (abs(loss[~absent]) > 1e-4).all()
+
+
+def _turnout_parts(batch):
+    return [i for i, part in enumerate(batch.parts_of(0)) if isinstance(part, TurnoutPart)]
+
+
+def test_figures_are_of_those_who_take_part_and_the_unseen_have_their_own(tiny_npz, tmp_path):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    wanted = asked_with(
+        tiny_npz, tmp_path, {"unseen": "2"}, eval__finetune=1, train__participants=2
+    )
+    history = play(begun(wanted, whole)).history
+    play(begun(wanted, stopped), stop_after=3)
+    play(begun(wanted, stopped))
+    assert files(stopped) == files(whole)
+    again = load_history(whole)
+    apart = [tuple(np.flatnonzero(~run.takes_part)) for run in again.runs]
+    assert {len(who) for who in apart} == {2}
+    assert len(set(apart)) == len({run.seed for run in again.runs})  # the same for all strategies
+    for run in (*again.runs, *history.runs):
+        raw = {m: run.column(f"{m}.accuracy")[-1] for m in ("deployed", "personal")}
+        for side, some in ((run, run.takes_part), (of_unseen(run), ~run.takes_part)):
+            for model, accuracy in raw.items():
+                (figures,) = side.fairness(model, at=[-1])
+                assert figures.variance == pytest.approx(np.var(100 * accuracy[some]))
+                assert figures.accuracy == pytest.approx(100 * accuracy[some].mean())
+        assert run.judged() == run.takes_part.sum()
+    rows = json.loads(again.table("json"))["unseen"]
+    labels = list(dict.fromkeys(run.label for run in again.runs))
+    sides = [(model, who) for model in ("deployed", "personal") for who in ("took part", "unseen")]
+    assert [(r["strategy"], r["model"], r["clients"]) for r in rows] == [
+        (label, *side) for label in labels for side in sides
+    ]
+    assert rows[0]["mean"] == json.loads(again.table("json"))["rows"][0]["mean"]
+    assert "Clients that took no part in training (2 of" in again.table()
+    assert "Clients that took no part in training (2 of" in page([data.source_of(again)])
+    write_export(whole, tmp_path / "csv")
+    with (tmp_path / "csv" / "clients.csv").open() as file:
+        told = {(r["seed"], int(r["client"])) for r in csv.DictReader(file) if r["unseen"]}
+    assert told == {(str(r.seed), c) for r, who in zip(again.runs, apart, strict=True) for c in who}
+
+
+def test_rounds_without_an_answer_are_told_and_such_an_end_is_not_called_diverged(
+    tiny_npz, tmp_path
+):
+    path = tmp_path / "there.csv"
+    path.write_text("client,from,to\n0,1,2\n1,5,5\n")
+    wanted = asked(tiny_npz, turnout={"available": str(path)}, train__rounds=6)
+    history = play(begun(wanted, tmp_path / "some")).history
+    words = "obody answered in rounds 3 to 4, 6 ("
+    assert words in history.table()
+    assert words in page([data.source_of(history)])
+    assert words in json.loads(history.table("json"))["notes"][0]
+    wanted = asked(tiny_npz, turnout={"available": str(path)}, train__rounds=30)
+    ended = play(begun(wanted, tmp_path / "ended")).history
+    assert {row.note.partition(":")[0] for row in ended.summary()} == {"nobody answered"}
+    assert "diverged" not in ended.table()

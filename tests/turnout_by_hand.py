@@ -41,6 +41,8 @@ class ByHand:
     speed: object = None  # a number, (sigma, median) or a list
     bandwidth: object = None
     deadline: float = math.inf
+    unseen: int = 0  # how many clients take no part
+    sums: str = "plain"
     weights: dict = field(default_factory=dict)  # numbers in each, by name
     task: str = "{}"  # what the server tells a client to do, as JSON
     tell: str = ""  # the numbers it asks for, by name
@@ -52,6 +54,7 @@ class ByHand:
     def __post_init__(self):
         n = len(self.size)
         self.asked, self.heard, self.clock = [0] * n, [0] * n, 0.0
+        self.apart = sorted(range(n), key=lambda c: unit(self.seed, "unseen", c))[: self.unseen]
 
     def place(self, c, by):
         """Where a client stands among all, from 0 to 1."""
@@ -80,7 +83,7 @@ class ByHand:
         return True
 
     def choose(self, t):
-        present = [c for c in range(len(self.size)) if self.there(t, c)]
+        present = [c for c in range(len(self.size)) if c not in self.apart and self.there(t, c)]
         drawn = {c: unit(self.seed, "participants", t, c) for c in present}
         rank = {
             "uniform": lambda c: drawn[c],
@@ -99,6 +102,14 @@ class ByHand:
         one = told[c] if isinstance(told, list) else told
         return struct.unpack("f", struct.pack("f", one))[0]
 
+    def later(self, many):
+        """More bytes to and from each of so many clients in a secure sum: three messages each."""
+        if self.sums == "plain":
+            return 0, 0
+        down = (375 + 144 * many) + (119 + 246 * many) + (345 + 3 * many)
+        masked = 397 + 4 * (1 + sum(self.weights.values()))
+        return down, (325 + 322 * many) + masked + (227 + 37 * many)
+
     def bytes(self, c, t):
         names = [*self.weights.items()]
         names += [(f"mean/{i}/{n}", k) for i in range(self.means) for n, k in self.weights.items()]
@@ -108,22 +119,30 @@ class ByHand:
         if self.begins and any(self.heard) and not self.heard[c]:  # the first model, too
             down += 20 + sum(60 + len(name) + 4 * k for name, k in self.weights.items())
         again = 32 if self.keeps and self.heard[c] else 0
+        if self.sums == "secure":
+            down, body = down + 281, 243
         return down, again + 196 + body + 20 * self.numbers
 
     def round(self, t):
         """{client: (what became of it, bytes down, bytes up, seconds)}, and the clock after it."""
         out, answers = {}, []
-        for c in self.choose(t):
+        chosen = self.choose(t)
+        for c in chosen:
             down, up = self.bytes(c, t)
             took = 0.0
             if self.speed is not None:
                 took += self.epochs * self.size[c] / self.number(self.speed, "speed", c)
             if self.bandwidth is not None:
-                took += (down + up) / (1e6 * self.number(self.bandwidth, "bandwidth", c))
+                took += (down + up + sum(self.later(len(chosen)))) / (
+                    1e6 * self.number(self.bandwidth, "bandwidth", c)
+                )
             lost = unit(self.seed, "dropout", t, c) < self.dropout
             what = "lost" if lost else "late" if took > self.deadline else "heard"
             out[c] = (what, down, 0 if lost else up, took)
-        for c, (what, *_) in out.items():
+        more = self.later([what for what, *_ in out.values()].count("heard"))
+        for c, (what, down, up, took) in out.items():
+            if what == "heard":
+                out[c] = (what, down + more[0], up + more[1], took)
             self.asked[c] += 1
             self.heard[c] += what == "heard"
         answers = [took for *_, took in out.values()]

@@ -47,6 +47,7 @@ def document(target: Target, batches: Sequence[ArchiveFile]) -> Document:
         "fair": fair_tables.fair,
         "attacks": target_tables.attacks,
         "privacy": target_tables.privacy,
+        "turnout": target_tables.turnout,
         "baselines": baseline_tables.every_strategy,
         "claims": claims.show_claims,
         "all": lambda *_: None,

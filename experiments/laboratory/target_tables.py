@@ -16,12 +16,14 @@ from fedmaba.report.plot_data import WIDE
 from fedmaba.report.table import (
     FIGURES,
     columns,
+    corrected_p_values,
     figures_in_words,
     grid_of_differences,
     grid_of_rows,
     short_titles,
     subtract_figures,
 )
+from fedmaba.report.table import differences as strategy_differences
 from fedmaba.results.history import History, Row
 from fedmaba.results.run_history import Model
 from laboratory import archive, paper, sweep_figure, targets
@@ -308,7 +310,7 @@ def sweep(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
     out.grids += filter(None, grids)
 
 
-# --- hostile clients, and privacy ----------------------------------------------------------------
+# --- hostile clients, privacy, and who takes part -------------------------------------------------
 
 
 def attacks(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
@@ -319,6 +321,19 @@ def attacks(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> No
 def privacy(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Every strategy under every promise of privacy."""
     _by_variant(out, target, batches, "epsilon", "")
+
+
+def turnout(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
+    """Every strategy under every way to take part, and how each differs from the first."""
+    _by_variant(out, target, batches, "who takes part", "")
+    for i, job in enumerate(target.jobs, 1):
+        history = deployed_history(batches, job)
+        runs = [replace(run, label=name_of(run.label)) for run in history.runs]
+        named, first = replace(history, runs=runs), name_of(next(iter(job.strategies)))
+        if len({run.label for run in runs}) > 1:
+            corrected = corrected_p_values(named, "deployed", "last", first)
+            grid = strategy_differences(named, "deployed", "last", first, corrected)
+            out.grids.append(replace(grid, name=f"pairs-{i}", title=f"{job.title}: {grid.title}"))
 
 
 def _by_variant(

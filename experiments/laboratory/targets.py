@@ -32,7 +32,10 @@ from fedmaba.strategies.base import Strategy
 OUT = Path("runs/reproduce")  # In this folder `fedmaba reproduce` keeps its results.
 QUICK = 5_000  # A quick version has this many client updates: about a minute on two cores.
 # What decides a run's numbers.
-NUMBERS = ("model", "init", "batchnorm", "data", "train", "attack", "dp", "server", "eval")
+NUMBERS = (
+    *("model", "init", "batchnorm", "data", "train", "attack"),
+    *("dp", "server", "turnout", "eval"),
+)
 
 
 def parse_machine(device: str, dtype: str) -> config.Machine:
@@ -78,6 +81,7 @@ class View(Section):
         "fair",
         "attacks",
         "privacy",
+        "turnout",
         "baselines",
         "claims",
         "all",
@@ -190,6 +194,7 @@ def names() -> list[str]:
         "real",
         "attacks",
         "privacy",
+        "turnout",
         "baselines",
         "all",
     )

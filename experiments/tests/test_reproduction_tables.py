@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from reproduction_cases import fill, grid_named, made, save
+from reproduction_cases import RESULTS, fill, grid_named, made, save
 
 from fedmaba.errors import InputError
 from fedmaba.report import document, paired
@@ -276,3 +276,14 @@ def test_attacks_that_were_tried_are_shown_with_every_strategy(tmp_path):
         assert (title.text, seeds.text) == ("10 % report a loss of a million", "2")
         assert nothing.text in ("", "–")
         assert float(some.text.split()[0]) > 0  # nan is not
+
+
+def test_who_takes_part_has_a_table_for_each_figure_and_corrected_differences_for_each_setting():
+    target = targets.load_target("turnout-fashion-mnist")
+    grids = reproduction.document(target, archive.read_folder(RESULTS)).grids
+    names = ["variance", "accuracy", "worst", "pairs-1", "pairs-2", "pairs-3", "pairs-4"]
+    assert [grid.name for grid in grids] == names
+    assert all(len(grid.rows) == 4 for grid in grids[:3])
+    for grid in grids[3:]:
+        assert {row[1].text for row in grid.rows} == {"10"}
+        assert "Holm's correction for 7 rows" in grid.title

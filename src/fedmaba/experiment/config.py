@@ -386,7 +386,18 @@ class Turnout(Section):
         None, "--deadline", "how long the server waits for answers: 60s, 2m or 1h [for all]"
     )
 
-    _text = field_validator("dropout", "speed", "bandwidth", "deadline", mode="before")(text)
+    unseen: str | None = newer_option(
+        None,
+        "--unseen",
+        "share, or number, of the clients that take no part and are evaluated apart, as 20%",
+    )
+    sums: Literal["plain", "secure"] | None = newer_option(
+        None, "--sums", "whose bytes are counted: plain or secure, where masks hide changes [plain]"
+    )
+
+    _text = field_validator("dropout", "speed", "bandwidth", "deadline", "unseen", mode="before")(
+        text
+    )
 
 
 def usual_model(data: str) -> str:

@@ -65,6 +65,8 @@ class Options(TypedDict, total=False):
     speed: OneOrMore[str | float | None]
     bandwidth: OneOrMore[str | float | None]
     deadline: OneOrMore[str | float | None]
+    unseen: OneOrMore[str | float | None]
+    sums: OneOrMore[Literal["plain", "secure"] | None]
     eval_every: OneOrMore[int]
     share: float | str
     finetune: OneOrMore[int | None]

@@ -360,9 +360,8 @@ def _histories(batch: engine.Batch, data: datasets.Dataset, metric: Metric) -> l
             run.strategy.label(),
             run.seed,
             rule,
-            run.federation.test.size,
+            **_test_examples(batch.plan, run),
             metric=metric,
-            validation_size=held if (held := run.federation.validation.size).any() else None,
             groups=_groups(batch, data),
         )
         for run, rule in batch.handed_out
@@ -463,6 +462,25 @@ def _metric(
     if data.task == "classify" and not lower and whole is None:
         return ACCURACY
     return Metric("score" if name == "lambda" else name, lower, shares=False)
+
+
+def _test_examples(plan: engine.Plan, run: engine.Run) -> dict[str, Any]:
+    """How many examples the figures of a run are of, by client, and those kept apart."""
+    fed = run.federation
+    test, held = fed.test.size, fed.validation.size
+    absent = None if plan.turnout is None else plan.turnout.absent(run.seed, fed.n_clients)
+    if absent is None:
+        return {"test_size": test, "validation_size": held if held.any() else None}
+    if not test[~absent].any() or not test[absent].any():
+        raise InputError(
+            f"unseen: seed {run.seed} leaves test examples on one side only: take another share"
+        )
+    held = np.where(absent, 0, held)
+    return {
+        "test_size": np.where(absent, 0, test),
+        "validation_size": held if held.any() else None,
+        "unseen_size": np.where(absent, test, -1),
+    }
 
 
 def _plan(experiment: Experiment) -> engine.Plan:

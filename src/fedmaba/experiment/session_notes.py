@@ -22,7 +22,7 @@ def notes(
     task: str,
     undefined: Sequence[str],
     attack: str | None,
-    unseen: str,
+    code: str,
 ) -> list[str]:
     """The lines of a session, in the order in which people read them."""
     lines = [*_model_notes(batch.rows.path), task, *undefined]
@@ -36,8 +36,16 @@ def notes(
             f"hostile: {lies.who.sum()} of {len(lies.who)} clients ({attack}); figures are of the "
             "others"
         )
-    if unseen:
-        lines.append(unseen)
+    if (turnout := batch.plan.turnout) is not None:
+        first = batch.runs[0]
+        absent = turnout.absent(first.seed, first.federation.n_clients)
+        if absent is not None:
+            lines.append(
+                f"unseen: {absent.sum():,} of {len(absent):,} clients take no part; figures are of "
+                "the others, and theirs stand beside them"
+            )
+    if code:
+        lines.append(code)
     if frozen := frozen_weights(batch):
         lines.append(f"frozen: {frozen:,} weights, held once for all clients")
     return lines

@@ -78,6 +78,8 @@ def table(
         found = unit.scale * run.accuracy(model)[run.chosen(at, model)].mean(0)
         of = Names(source.data.get("clients") or ())
         for c, key in enumerate(keys):
+            if not run.takes_part[c]:
+                continue
             names[key] = of.of(c) + (f", seed {run.seed}" if apart else "")
             sizes.setdefault(key, {})[run.seed] = (
                 int(run.test_size[c]) if run.SIZES_KNOWN else math.nan
@@ -91,9 +93,10 @@ def table(
         if any(scores[key].values())
     ]
     if not clients:
-        told = "; ".join(_diverged(history))
+        told = "; ".join(_ended(history))
+        smaller = any(run.ended == "diverged" for run in history.runs)
         raise InputError(
-            f"no client has a score: {told}: try a smaller --lr"
+            f"no client has a score: {told}" + ": try a smaller --lr" * smaller
             if told
             else "no client has a score yet: wait for the first checkpoint of a run"
         )
@@ -202,7 +205,7 @@ def _foot(found: ClientTable) -> list[str]:
         helped = [x for x in found.others if worst.minus[x].seeds]
         text += "".join(f" With {x}: {_help(worst.minus[x], unit)}." for x in helped[:LISTED])
         out.append(text)
-    if told := _diverged(found.history):
+    if told := _ended(found.history):
         out.append(f"Left out of every mean: {'; '.join(told)}.")
     if found.apart:
         out.append(
@@ -218,8 +221,8 @@ def _foot(found: ClientTable) -> list[str]:
     return out
 
 
-def _diverged(history: History) -> list[str]:
-    """What is told of each run that diverged."""
+def _ended(history: History) -> list[str]:
+    """What is told of each run that ended early."""
     return list(dict.fromkeys(run.diverged for run in history.runs if run.diverged))
 
 

@@ -1,4 +1,4 @@
-"""What the rounds of a run cost, and who was asked and heard, as tables. No torch.
+"""What the rounds of a run cost, who was asked and heard, and who was not, as tables. No torch.
 
 Empty where no run recorded who took part.
 """
@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedmaba.report.document import Cell, Grid, number
-from fedmaba.report.table import capitalised, caption, digits_of
+from fedmaba.report.table import capitalised, caption, columns, digits_of
 from fedmaba.results.costs import Cost, Goal, costs
 from fedmaba.results.history import History
 from fedmaba.results.metrics import PLAIN_UNIT, Unit, finite
 from fedmaba.results.run_history import At, Model
+from fedmaba.results.unseen import sides
 
 COUNTS = ("least", "mean", "most", "never")
 
@@ -31,7 +32,35 @@ def grids(
     if not rows:
         return []
     share = history.share if share is None else share
-    return [_bill(rows, history.unit, until, share), _turns(rows, history, model, at)]
+    found = [_bill(rows, history.unit, until, share), _turns(rows, history, model, at)]
+    return found + _unseen(history, model, at, share)
+
+
+def _unseen(history: History, model: Model, at: At, share: float) -> list[Grid]:
+    """How models serve clients that took no part, beside the others; no table without such."""
+    found, unit = sides(history, model, at, share), history.unit
+    if not found:
+        return []
+    counts = dict.fromkeys(
+        int((~run.takes_part).sum()) for run in history.runs if run.unseen_size is not None
+    )
+    many = " or ".join(f"{count:,}" for count in counts)
+    words = {"deployed": "deployed", "last": "last server's", "personal": "the client's own"}
+    body = [
+        [Cell(row.label), Cell(str(row.seeds)), Cell(words[row.model]), Cell(row.who)]
+        for row in found
+    ]
+    head = ["row", "seeds", "model", "clients"]
+    for column in columns(share, unit):
+        head.append(column.title)
+        pairs = [[getattr(f, column.field) for f in (row.mean, row.sd)] for row in found]
+        digits = digits_of((mean for mean, _ in pairs), unit)
+        for line, (mean, sd) in zip(body, pairs, strict=True):
+            line.append(number(mean, sd, digits=digits))
+    of = f"{many} of {history.runs[0].n_clients:,}"
+    when = caption(history, model, at).partition(";")[0].partition(", ")[2]
+    title = f"Clients that took no part in training ({of}), {when}; mean ± sd over seeds"
+    return [Grid("unseen", title, head, body)]
 
 
 def _bill(rows: Sequence[Cost], unit: Unit, until: Sequence[Goal], share: float) -> Grid:

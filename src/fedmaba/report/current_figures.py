@@ -18,7 +18,7 @@ from fedmaba.report.data import MODELS, Source, combine
 from fedmaba.report.table import FIGURES
 from fedmaba.results.history import History, Row
 from fedmaba.results.metrics import PLAIN_UNIT, Fairness, Unit
-from fedmaba.results.run_history import At, Model, RunHistory
+from fedmaba.results.run_history import At, Model, RunHistory, ends
 from fedmaba.results.selection import Found
 
 
@@ -127,8 +127,7 @@ class CurrentFigures:
             nothing = np.full(len(Fairness._fields), np.nan)
             mean = own.mean(0) if len(own) else nothing
             sd = own.std(0, ddof=1) if len(own) > 1 else nothing
-            lost = [r.seed for r in self.history.runs if r.label == label and r.diverged]
-            note = f"diverged: seed {', '.join(map(str, lost))}" if lost else ""
+            note = "; ".join(ends(r for r in self.history.runs if r.label == label))
             out.append(Row(label, len(own), Fairness(*mean), Fairness(*sd), note))
         return out
 

@@ -14,12 +14,14 @@ from fedmaba.errors import InputError, installed
 from fedmaba.experiment import parts
 from fedmaba.report import data, model_card
 from fedmaba.report.document import csv_text
+from fedmaba.report.table import FIGURES
 from fedmaba.results import costs as spent
 from fedmaba.results import run_folder
 from fedmaba.results.group_tables import CELL, cells
 from fedmaba.results.history import History, On
 from fedmaba.results.metrics import Fairness
-from fedmaba.results.run_history import Model, RunHistory
+from fedmaba.results.run_history import Model, RunHistory, of_unseen
+from fedmaba.results.unseen import sides
 
 FIRST_COLUMNS = ("strategy", "seed", "round")
 WHO = ("client", "name", "hostile")
@@ -61,6 +63,12 @@ def write_export(
     if len(asked := _of_all(turnout, sources)) > 1:
         tables["turnout"] = asked
         tables["costs"] = costs(history)
+    if apart := sides(history):
+        head: list[object] = ["strategy", "seeds", "model", "clients", *FIGURES]
+        figures = [[getattr(row.mean, name) for name in FIGURES] for row in apart]
+        tables["unseen"] = [head] + [
+            [*row[:4], *one] for row, one in zip(apart, figures, strict=True)
+        ]
     if states:
         told = [line for state in states for line in state.rounds]
         left: list[list[object]] = [["round", "left_out"]]
@@ -159,17 +167,23 @@ def clients(source: data.Source, models: Sequence[Model] = ()) -> list[list[obje
     """Accuracy and loss under these models, or all, a row per run, evaluation and client."""
     models = models or source.history.models()
     columns = [f"{model}_{what}" for model in models for what in ("accuracy", "loss")]
-    rows: list[list[object]] = [[*FIRST_COLUMNS, *WHO, *columns]]
-    for run in source.history.runs:
+    runs = source.history.runs
+    apart = any(run.unseen_size is not None for run in runs)
+    rows: list[list[object]] = [[*FIRST_COLUMNS, *WHO, *columns, *["unseen"] * apart]]
+    for run in runs:
         if "evaluated" not in run.tables:
             continue
-        tables = [t for m in models for t in (run.accuracy(m), run.loss(m))]
+        whole = run if run.unseen_size is None else of_unseen(run)
+        tables = [t for m in models for t in (whole.accuracy(m), whole.loss(m))]
+        unseen = [["" if part else "yes"] * apart for part in run.takes_part]
         # The shape is (E, N, 4), or 6 in place of 4 with models of clients.
         stacked: Any = np.stack(tables, axis=-1)
         who = _who(source, run)
         for i, done in enumerate(run.evaluated):
             head = [run.label, run.seed, int(done)]
-            rows += [[*head, *who[c], *stacked[i, c].tolist()] for c in range(run.n_clients)]
+            rows += [
+                [*head, *who[c], *stacked[i, c].tolist(), *unseen[c]] for c in range(run.n_clients)
+            ]
     return rows
 
 

@@ -69,6 +69,8 @@ KINDS: dict[str, tuple[Callable[[Any, PlotData], None], tuple[float, float]]] = 
     "variance": (line_figures.variance, (HALF_PAGE, 2.6)),
     "accuracy": (line_figures.accuracy, (HALF_PAGE, 2.6)),
     "worst": (line_figures.worst, (HALF_PAGE, 2.6)),
+    "bytes": (line_figures.over_bytes, (WIDE, 2.6)),
+    "hours": (line_figures.over_hours, (WIDE, 2.6)),
     "weights": (client_figures.weights, (WIDE, 2.4)),
     "constraint": (line_figures.constraint, (WIDE, 2.4)),
     "ranks": (rank_figure.mean_ranks, (WIDE, 3.6)),
@@ -146,6 +148,8 @@ def draw(
         plot = PlotData(sources, model, share, smooth)
         if not any("evaluated" in run.tables for run in plot.runs):
             if all(run.diverged for run in plot.runs):
+                if any(run.ended != "diverged" for run in plot.runs):
+                    raise InputError("every run ended early: nobody answered: raise --available")
                 raise InputError("every run diverged before its first evaluation: lower train.lr")
             raise InputError("no run has been evaluated yet: wait for the first evaluation")
         drawing(figure, plot)

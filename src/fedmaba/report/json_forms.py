@@ -13,8 +13,8 @@ from typing import Any
 from fedmaba.experiment.trials import Trial
 from fedmaba.report import cost_tables, numbers
 from fedmaba.report.document import Grid
-from fedmaba.report.table import FIGURES, corrected_p_values, differences
-from fedmaba.results import joining
+from fedmaba.report.table import FIGURES, corrected_p_values, differences, silence
+from fedmaba.results import joining, unseen
 from fedmaba.results.costs import Goal
 from fedmaba.results.history import History
 from fedmaba.results.metrics import Fairness, Unit, finite
@@ -46,7 +46,7 @@ def json_table(
         "on": history.on,
         "share": history.share,
         "metric": metric_in_json(unit),
-        "notes": joining.differences(history.runs),
+        "notes": [*joining.differences(history.runs), *silence(history.runs)],
         "rows": [
             {
                 "strategy": row.label,
@@ -68,6 +68,18 @@ def json_table(
         ]
     if costs := cost_tables.as_json(history, model, at, share, until):
         found["costs"] = costs
+    if apart := unseen.sides(history, model, at):
+        found["unseen"] = [
+            {
+                "strategy": row.label,
+                "seeds": row.seeds,
+                "model": row.model,
+                "clients": row.who,
+                "mean": _figures(row.mean),
+                "sd": _figures(row.sd),
+            }
+            for row in apart
+        ]
     if against is not None:
         grid = differences(history, model, at, against)
         corrected = corrected_p_values(history, model, at, against)

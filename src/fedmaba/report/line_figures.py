@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from fedmaba.errors import InputError
 from fedmaba.report import figure_text, numbers
 from fedmaba.report.escape import for_figure
 from fedmaba.report.plot_data import AXIS_NAMES, SOFT, WIDE, PlotData, panels
+from fedmaba.results.costs import spent_until_evaluations
 from fedmaba.results.run_history import FloatArray
 
 
@@ -42,6 +44,40 @@ def worst(figure: Any, plot: PlotData) -> None:
     _single(figure, plot, "worst")
 
 
+def over_bytes(figure: Any, plot: PlotData) -> None:
+    """accuracy and variance over gigabytes sent, down and up; needs runs with --available"""
+    _over_spent(figure, plot, "gigabytes, down and up", lambda spent: spent[:, 0] + spent[:, 1])
+
+
+def over_hours(figure: Any, plot: PlotData) -> None:
+    """accuracy and variance over hours of the simulated clock; needs runs with --speed"""
+    _over_spent(figure, plot, "hours of the simulated clock", lambda spent: spent[:, 2])
+
+
+def _over_spent(
+    figure: Any, plot: PlotData, words: str, of: Callable[[FloatArray], FloatArray]
+) -> None:
+    """Two panels over what was spent until each evaluation, as the mean over seeds."""
+    along = {}
+    for label in plot.labels:
+        runs = [run for run in plot.of(label) if "turnout.answer" in run.tables]
+        found = [of(spent_until_evaluations(run)) for run in runs]
+        if found and np.isfinite(found[0]).all():
+            count = min(map(len, found))
+            along[label] = np.mean([x[:count] for x in found], axis=0)
+    if not along:
+        raise InputError(
+            "these runs record no bytes or no time: run with --available always, and for hours "
+            "also --speed or --bandwidth"
+        )
+    for axes, name in zip(panels(figure, 2), ("accuracy", "variance"), strict=True):
+        _over_rounds(axes, plot, name, along)
+        axes.set_title(figure_text.axes_title(axes, plot, name))
+        axes.set_xlabel(words)
+        axes.locator_params(axis="x", nbins=4)
+    figure_text.legend(figure, plot, plot.thick() & along.keys())
+
+
 def _single(figure: Any, plot: PlotData, name: str) -> None:
     axes = figure.subplots()
     _over_rounds(axes, plot, name)
@@ -49,9 +85,12 @@ def _single(figure: Any, plot: PlotData, name: str) -> None:
     figure_text.legend(figure, plot, plot.thick(), axes)
 
 
-def _over_rounds(axes: Any, plot: PlotData, name: str) -> None:
+def _over_rounds(
+    axes: Any, plot: PlotData, name: str, along: Mapping[str, FloatArray] | None = None
+) -> None:
+    """A line for each row, over rounds or `along` other numbers of each evaluation."""
     thick = plot.thick()
-    for label in plot.labels:
+    for label in plot.labels if along is None else along:
         runs = plot.of(label)
         if not runs:
             continue
@@ -63,8 +102,10 @@ def _over_rounds(axes: Any, plot: PlotData, name: str) -> None:
         ]
         k = plot.smooth
         found = [np.convolve(curve, np.full(k, 1 / k), "valid") for curve in found]
-        _band(axes, runs[0].evaluated[k - 1 :], found, plot, label, thick)
-    _whole(axes)
+        x = runs[0].evaluated if along is None else along[label]
+        _band(axes, x[k - 1 :], found, plot, label, thick)
+    if along is None:
+        _whole(axes)
     if name == "variance":
         _scale(axes)
 

@@ -42,6 +42,7 @@ from fedmaba.report.table import (
     more_figures,
     noise_note,
     privacy_note,
+    silence,
     unit_in_words,
 )
 from fedmaba.report.trials_table import trials_grid
@@ -198,7 +199,13 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
             f"Of {most:,} clients, {CLIENTS:,} are shown one by one, evenly chosen; tables, "
             "verdict and curves over rounds use all of them."
         )
-    if any((run.test_size == 0).any() for run in history.runs):
+    out += [f"{capitalised(told)}." for told in silence(history.runs)]
+    if any(run.unseen_size is not None for run in history.runs):
+        out.append(
+            "Clients that took no part in training are in a table of their own; all other figures "
+            "are of the others."
+        )
+    if any((run.takes_part & (run.test_size == 0)).any() for run in history.runs):
         out.append(
             "Clients without test examples, as hostile ones, are not in the figures; weights and "
             "losses show them."

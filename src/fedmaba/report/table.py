@@ -15,6 +15,7 @@ from fedmaba.report import ranks as ranks_of_rows
 from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.paired import Interval, difference, pairs
 from fedmaba.results import joining
+from fedmaba.results.costs import silent_rounds
 from fedmaba.results.history import History, On, Row
 from fedmaba.results.metrics import PERCENT, FloatArray, Unit
 from fedmaba.results.run_history import At, Model, RunHistory
@@ -186,6 +187,24 @@ def privacy_note(runs: Iterable[RunHistory], lines: Iterable[Mapping[str, Any]] 
     return f"privacy of a client (its data replaced): epsilon spent {each}, at delta {delta}"
 
 
+def silence(runs: Iterable[RunHistory]) -> list[str]:
+    """In which rounds nobody answered, in words, by the runs in which it was so."""
+    found: dict[str, list[RunHistory]] = {}
+    for run in runs:
+        if stretches := silent_rounds(run):
+            told = [f"{a:,} to {b:,}" if b > a else f"{a:,}" for a, b in stretches[:LISTED]]
+            more = f" and {len(stretches) - LISTED:,} times more" * (len(stretches) > LISTED)
+            one = len(stretches) == 1 and stretches[0][0] == stretches[0][1]
+            words = f"nobody answered in round{'' if one else 's'} {', '.join(told)}{more}"
+            found.setdefault(words, []).append(run)
+    out = []
+    for words, same in found.items():
+        named = [f"{run.label}, seed {run.seed}" for run in same[:LISTED]]
+        rest = f" and {len(same) - LISTED:,} more" * (len(same) > LISTED)
+        out.append(f"{words} ({'; '.join(named)}{rest})")
+    return out
+
+
 def _range(values: Sequence[float], form: str) -> str:
     """One number, or the least and the most."""
     ends = [format(v, form) for v in (min(values), max(values))]
@@ -208,7 +227,8 @@ def document(
     grids = [summary(history, model, at), *incentive_grids(history, model, at)]
     if against is not None:
         grids += difference_tables(history, model, at, against)
-    below = [f"{capitalised(note)}." for note in (noise, privacy_note(history.runs)) if note]
+    notes = noise, privacy_note(history.runs), *silence(history.runs)
+    below = [f"{capitalised(note)}." for note in notes if note]
     return Document(title, text, grids, foot=below)
 
 

@@ -48,6 +48,7 @@ from fedmaba.report.table import (
     incentive_grids,
     noise_note,
     privacy_note,
+    silence,
     summary,
 )
 from fedmaba.results.history import History
@@ -122,6 +123,8 @@ def show(
         console.print(line_of(noise, "yellow" if "warning" in noise else "dim"))
     if spent := privacy_note(history.runs):
         console.print(line_of(spent, "dim"))
+    for told in silence(history.runs):
+        console.print(line_of(told, "yellow"), soft_wrap=True)
     for run in history.runs:
         if run.diverged:
             console.print(line_of(run.diverged, "red"), soft_wrap=True)

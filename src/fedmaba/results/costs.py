@@ -125,12 +125,14 @@ def costs(
             found.setdefault(run.label, []).append(run)
     out = []
     for label, runs in found.items():
-        spent = [_spent(run) for run in runs]
-        total = np.mean([each[-1] for each in spent], axis=0)
+        total = np.mean([_spent(run)[-1] for run in runs], axis=0)
         turns = np.mean([_turns(run, model, at, unit) for run in runs], axis=0)
         reached = tuple(
             _reached(
-                [_first(*pair, model, share, unit, goal) for pair in zip(runs, spent, strict=True)]
+                [
+                    _first(run, spent_until_evaluations(run), model, share, unit, goal)
+                    for run in runs
+                ]
             )
             for goal in until
         )
@@ -147,14 +149,31 @@ def _spent(run: RunHistory) -> FloatArray:
     return np.stack([down, up, hours], axis=1)
 
 
+def spent_until_evaluations(run: RunHistory) -> FloatArray:
+    """(E, 3) the same from the start to each evaluation."""
+    rounds = run.column("round")
+    return _spent(run)[np.searchsorted(rounds, run.evaluated, side="right") - 1]
+
+
 def _turns(run: RunHistory, model: Model, at: At, unit: Unit) -> FloatArray:
     """How often clients were asked and heard, and their scores beside that."""
     found = turn_counts(run)
     assert found is not None
+    found = found[0][run.takes_part], found[1][run.takes_part]
     told = [x for n in found for x in (n.min(), n.mean(), n.max(), (n == 0).sum())]
     each = score_per_heard(run, model, at, unit)
     each = each[np.isfinite(each)]
     return np.array([*told, *((each.mean(), each.var()) if len(each) else (np.nan, np.nan))])
+
+
+def silent_rounds(run: RunHistory) -> list[tuple[int, int]]:
+    """The stretches of rounds, first and last, in which the server heard nobody."""
+    if "turnout.answer" not in run.tables:
+        return []
+    silent = (run.column("turnout.answer") != HEARD).all(axis=1)
+    edges = np.flatnonzero(np.diff(silent, prepend=False, append=False))
+    rounds = run.column("round")
+    return [(int(rounds[a]), int(rounds[b - 1])) for a, b in edges.reshape(-1, 2)]
 
 
 def score_per_heard(run: RunHistory, model: Model, at: At, unit: Unit) -> FloatArray:
@@ -174,13 +193,12 @@ def score_per_heard(run: RunHistory, model: Model, at: At, unit: Unit) -> FloatA
 def _first(
     run: RunHistory, spent: FloatArray, model: Model, share: float, unit: Unit, goal: Goal
 ) -> FloatArray | None:
-    """What a run had spent at the first evaluation that reached a goal; None if none did."""
+    """What a run had spent (E, 3) at the first evaluation that reached a goal; None if none did."""
     figures = run.fairness(model, share, unit=unit)
     sign = goal.sign(unit)
-    for done, each in zip(run.evaluated, figures, strict=True):
+    for i, each in enumerate(figures):
         if sign * getattr(each, goal.figure) >= sign * goal.shown(unit):
-            before = run.column("round") <= done
-            return np.asarray(spent[before][-1])
+            return np.asarray(spent[i])
     return None
 
 

@@ -24,6 +24,7 @@ from fedmaba.results.run_history import (
     RunHistory,
     append_row,
     common_unit,
+    ends,
     judged_on_validation,
 )
 from fedmaba.results.table_checks import SERVER_MODELS
@@ -127,8 +128,7 @@ class History:
             with np.errstate(over="ignore", invalid="ignore"):  # huge just before a run diverges
                 mean = figures.mean(0) if len(good) else nothing
                 sd = figures.std(0, ddof=1) if len(good) > 1 else nothing
-            lost = [run.seed for run in runs if run.diverged]
-            notes = [f"diverged: seed {', '.join(map(str, lost))}"] if lost else []
+            notes = ends(runs)
             if model == "personal" and good and not any(run.has_personal for run in good):
                 notes.append("the deployed model")
             note = "; ".join(notes)

@@ -23,6 +23,7 @@ IntArray = NDArray[np.int64]
 Model = Literal["deployed", "last", "personal"]
 At = Literal["last", "best", "last5"]
 Arrays = dict[str, NDArray[Any]]
+SILENT = "nobody answered"  # how a run ends whose server hears nobody for long
 
 
 class GrowingArray(Sequence[NDArray[Any]]):
@@ -93,6 +94,9 @@ class RunHistory:
     of: str = ""  # This is the digest of all settings except the seed, empty if the file has none.
     metric: Metric = ACCURACY  # what its scores are
     validation_size: IntArray | None = None  # (N,), where validation examples are held back
+    # (N,) test examples of clients that take no part in training, -1 for the others. Figures are of
+    # the others: `test_size` is 0 where this is not -1. `of_unseen` gives those of the rest.
+    unseen_size: IntArray | None = None
     groups: Groups = NO_GROUPS  # Predictions are counted by these, if they have names.
     reproduced: bool = False  # Results of `fedmaba reproduce` have fixed options.
     origin: RunOrigin = UNKNOWN  # This is where it comes from, as far as that is known.
@@ -113,6 +117,13 @@ class RunHistory:
                     self._unit_cache[name] = table, len(table), shares
         known = [self._unit_cache[name] for name in self._unit_cache if name in self.tables]
         return self.metric.unit(all(shares for _, _, shares in known))
+
+    @property
+    def ended(self) -> str:
+        """How it ended before its last round, in a word or two; "" where it did not."""
+        if not self.diverged:
+            return ""
+        return SILENT if f": {SILENT} in " in self.diverged else "diverged"
 
     def __repr__(self) -> str:
         """What it is, in one line, without its tables."""
@@ -151,11 +162,25 @@ class RunHistory:
 
         The "personal" model is the client's own; without one, the deployed.
         """
-        return self.column(f"{self.recorded(model)}.accuracy").astype(np.float64)
+        return self._scores(f"{self.recorded(model)}.accuracy")
 
     def loss(self, model: Model = "deployed") -> FloatArray:
         """(E, N) test loss of each client at each evaluation."""
-        return self.column(f"{self.recorded(model)}.loss").astype(np.float64)
+        return self._scores(f"{self.recorded(model)}.loss")
+
+    def _scores(self, name: str) -> FloatArray:
+        """(E, N) scores; nan for clients that take no part, which are in no figure."""
+        found: FloatArray = self.column(name).astype(np.float64)
+        if self.unseen_size is not None:
+            found[:, ~self.takes_part] = np.nan
+        return found
+
+    @property
+    def takes_part(self) -> NDArray[np.bool_]:
+        """(N,) which clients may take part in training."""
+        if self.unseen_size is None:
+            return np.ones(self.n_clients, bool)
+        return np.asarray(self.unseen_size < 0)
 
     def group_counts(self, model: Model = "deployed") -> IntArray:
         """(E, N, G, K) test examples by client, group and prediction, as `results.groups` reads."""
@@ -165,7 +190,10 @@ class RunHistory:
                 f"{self.label}, seed {self.seed}, has no groups: name the column that says them, "
                 "as --group sex, and run it again"
             )
-        return self.column(f"{model}.groups")
+        counts = self.column(f"{model}.groups")
+        if self.unseen_size is not None:
+            counts[:, ~self.takes_part] = 0
+        return counts
 
     def weights(self) -> FloatArray:
         """(T, N) aggregation weight of each client in each round; nan if it took no part."""
@@ -218,7 +246,7 @@ class RunHistory:
             return np.arange(count)[-1:]
         model = self.recorded(model)
         name = f"{model}_validation.accuracy"
-        judged = self.column(name if name in self.tables else f"{model}.accuracy")
+        judged = self._scores(name if name in self.tables else f"{model}.accuracy")
         nobody = np.isnan(judged).all(axis=1, keepdims=True)
         better = self.metric.unit(True).sign * judged
         scores = np.nanmean(np.where(nobody, -np.inf, better), axis=1)
@@ -238,7 +266,17 @@ class RunHistory:
         tables = {name: self.tables[name].array() for name in sorted(self.tables)}
         held = self.validation_size
         sizes = {"test_size": self.test_size} | ({} if held is None else {"validation_size": held})
+        sizes |= {} if self.unseen_size is None else {"unseen_size": self.unseen_size}
         return {**sizes, **tables}
+
+
+def ends(runs: Iterable[RunHistory]) -> list[str]:
+    """Which runs ended early, and how: `diverged: seed 1, 2`."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        if run.ended:
+            found.setdefault(run.ended, []).append(str(run.seed))
+    return [f"{how}: seed {', '.join(seeds)}" for how, seeds in found.items()]
 
 
 def common_unit(runs: Iterable[RunHistory]) -> Unit:
@@ -283,6 +321,12 @@ def judged_on_validation(run: RunHistory) -> RunHistory:
         validation_size=None,
         groups=NO_GROUPS,
     )
+
+
+def of_unseen(run: RunHistory) -> RunHistory:
+    """A run whose figures are of the clients that took no part."""
+    assert run.unseen_size is not None
+    return replace(run, test_size=np.maximum(run.unseen_size, 0), unseen_size=None)
 
 
 def append_row(run: RunHistory, row: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ def from_arrays(
                 of=about.get("of", ""),
                 metric=metric_of(about.get("metric")),
                 validation_size=tables.get("validation_size"),
+                unseen_size=tables.get("unseen_size"),
                 groups=told,
                 origin=_origin_of(about.get("origin"), settings),
             )

@@ -13,7 +13,8 @@ from fedmaba.results.groups import Groups
 SERVER_MODELS: tuple[Literal["deployed", "last"], ...] = ("deployed", "last")  # which every run has
 _PER_ROUND = ("round", "client", "weight", "reported_loss")
 HEARD = 2  # in turnout.answer: not asked -1, its answer never came 0, was late 1, counted 2
-SIZES = ("test_size", "validation_size")  # It says how many examples of a kind each client has.
+# They say how many examples of a kind each client has.
+SIZES = ("test_size", "validation_size", "unseen_size")
 _MORE = ("info.", "turnout.")  # of each round: what strategies tell, and who took part
 _TURNOUT = ("turnout.answer", "turnout.down", "turnout.up")
 _INTEGERS = (*SIZES, *_TURNOUT, "round", "evaluated", "client")
@@ -67,8 +68,7 @@ def check_shapes(tables: Mapping[str, Table]) -> None:
             if table.dtype.kind not in "iu" or not fits or shape[3] not in (2, 4):
                 raise ValueError(f"{name} is {table.dtype} of shape {shape}")
     wide = {**dict.fromkeys(scored, "test_size"), **{n: "client" for n in seen if n in two}}
-    if "validation_size" in tables:
-        wide["validation_size"] = "test_size"
+    wide |= {name: "test_size" for name in SIZES if name in tables}
     for name, other in wide.items():
         if tables[name].shape[-1] != tables[other].shape[-1]:
             raise ValueError(f"{name} and {other} are of different width")
@@ -83,7 +83,8 @@ def _require(tables: Mapping[str, Table], *names: str) -> None:
 def check_values(tables: Mapping[str, NDArray[Any]]) -> None:
     """Refuse numbers that a run never writes."""
     for name in SIZES:
-        if name in tables and ((tables[name] < 0).any() or not tables[name].any()):
+        least = -1 if name == "unseen_size" else 0  # -1: a client that takes part
+        if name in tables and ((tables[name] < least).any() or not tables[name].any()):
             raise ValueError(f"{name} holds no client with an example, or negative numbers")
     for name in ("round", "evaluated"):
         if name in tables and not is_increasing(tables[name]):

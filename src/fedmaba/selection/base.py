@@ -65,7 +65,8 @@ class Selection:
     def check(self, many: int, chance: FloatArray) -> None:
         """Refuse what cannot be done with `many` asked in a round, before the first.
 
-        `chance` (N,) is the share of the rounds in which each client is there.
+        `chance` (N,) is the share of the rounds in which each client is there; nan for those that
+        take no part.
         """
 
     def poll_size(self, many: int) -> int:

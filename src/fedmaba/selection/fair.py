@@ -20,7 +20,7 @@ class Fair(Selection):
     least: float = param(0.0, low=0, high=1)
 
     def check(self, many: int, chance: FloatArray) -> None:
-        n, rarest = len(chance), int(np.argmin(chance))
+        n, rarest = int(np.isfinite(chance).sum()), int(np.nanargmin(chance))
         if many < self.least * n:
             raise InputError(
                 f"fair: least={self.least:g} of the rounds for {n} clients is more than "

@@ -27,10 +27,11 @@ class PowerOfChoice(Selection):
     d: int = 20
 
     def check(self, many: int, chance: FloatArray) -> None:
-        if not many <= self.d <= len(chance):
+        clients = int(np.isfinite(chance).sum())
+        if not many <= self.d <= clients:
             raise InputError(
                 f"power-of-choice: d={self.d} candidates for {many} that are asked, of "
-                f"{len(chance)} clients: give d from {many} to {len(chance)}"
+                f"{clients} clients: give d from {many} to {clients}"
             )
 
     def poll_size(self, many: int) -> int:

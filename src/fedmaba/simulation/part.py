@@ -96,6 +96,10 @@ class Part:
         """Who takes part in a round of a run; None: a draw of all its clients."""
         return None
 
+    def absent(self, r: int) -> NDArray[np.bool_] | None:
+        """(N,) which clients take no part in a run at all; None: all may."""
+        return None
+
     # on the device, for a chunk of rows; maybe in a thread of its own
 
     def prepare(self, trainer: Trainer, chunk: Chunk) -> None:

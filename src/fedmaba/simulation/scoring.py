@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.data import groups
@@ -15,9 +16,12 @@ from fedmaba.simulation.client_scores import client_scores, whole_models
 from fedmaba.simulation.fine_tuning import fine_tuned
 from fedmaba.simulation.group_counts import group_counts
 from fedmaba.simulation.measurements import client_means, server_models
-from fedmaba.simulation.part import ModelsOf
+from fedmaba.simulation.part import FloatArray, IntArray, ModelsOf
 from fedmaba.simulation.state import Candidates, Evaluation, Scores
+from fedmaba.simulation.vectors import put_rows
 from fedmaba.strategies import deployed as average
+
+BoolArray = NDArray[np.bool_]
 
 
 def evaluate_models(batch: Batch) -> list[Evaluation | None]:
@@ -41,7 +45,7 @@ def evaluate_models(batch: Batch) -> list[Evaluation | None]:
         held |= _personal_scores(batch, batch.validation, r, mine)
     for d in handed_out:
         if d in at.picks:
-            _pick(batch, d, held[int(at.owner[d])])
+            _pick(batch, d, _accuracy(batch, int(at.owner[d]), held))
     for parts, last, suffix in ((batch.test, tested, ""), (batch.validation, held, "_validation")):
         deployed = _scores(batch, parts, at.deployed, {d: int(at.owner[d]) for d in averaged})
         for d, mine in _personal_models(batch, handed_out).items():
@@ -57,7 +61,7 @@ def evaluate_models(batch: Batch) -> list[Evaluation | None]:
                 }
     judged = tested | held  # on validation examples, where there are such
     for r in alive:
-        scores = judged[r].accuracy
+        scores = _accuracy(batch, r, judged)
         score = np.nan if np.isnan(scores).all() else float(np.nanmean(scores))
         score = -score if batch.lower_is_better else score
         if score > at.best_score[r]:
@@ -71,10 +75,33 @@ def _personal_models(batch: Batch, handed_out: list[int]) -> dict[int, ModelsOf]
     out: dict[int, ModelsOf] = {}
     for d in handed_out:
         if (kept := _models_of_clients(batch, int(batch.progress.owner[d]))) is not None:
-            out[d] = kept
+            out[d] = partial(_kept_or_deployed, batch, d, kept)
         elif batch.plan.finetune:
             out[d] = partial(fine_tuned, batch, d)
     return out
+
+
+def _absent(batch: Batch, r: int) -> BoolArray | None:
+    """(N,) which clients of a run take no part in it; None: all may."""
+    found = (part.absent(r) for part in batch.parts_of(r))
+    return next((absent for absent in found if absent is not None), None)
+
+
+def _accuracy(batch: Batch, r: int, scores: dict[int, Scores]) -> FloatArray:
+    """(N,) by which rounds are picked: nan for clients that take no part."""
+    absent, found = _absent(batch, r), scores[r].accuracy
+    return found if absent is None else np.where(absent, np.nan, found)
+
+
+def _kept_or_deployed(batch: Batch, d: int, kept: ModelsOf, client: IntArray) -> Tensor:
+    """(n, P) The clients' own models; a client that takes no part uses deployed model d."""
+    r, at = int(batch.progress.owner[d]), batch.progress
+    absent = _absent(batch, r)
+    if absent is None or not absent[client].any():
+        return kept(client)
+    models, some = kept(client).clone(), np.flatnonzero(absent[client])
+    put_rows(models, some, server_models(batch.trainer, r, at.deployed[d], client[some]))
+    return models
 
 
 def _models_of_clients(batch: Batch, r: int) -> ModelsOf | None:
@@ -100,13 +127,13 @@ def _scores_apart(batch: Batch, parts: RunParts, r: int, models: ModelsOf) -> Sc
     return Scores(*(value.cpu().numpy() for value in found))
 
 
-def _pick(batch: Batch, d: int, held: Scores) -> None:
+def _pick(batch: Batch, d: int, held: FloatArray) -> None:
     """Deploy the best model so far by the rule of d; keep those that may yet be the best."""
     at, rule = batch.progress, batch.handed_out[d][1]
     r, known = int(at.owner[d]), at.picks[d]
-    mean = -np.nanmean(held.accuracy) if batch.lower_is_better else np.nanmean(held.accuracy)
+    mean = -np.nanmean(held) if batch.lower_is_better else np.nanmean(held)
     accuracy = np.append(known.accuracy, mean)
-    variance = np.append(known.variance, np.nanvar(held.accuracy))
+    variance = np.append(known.variance, np.nanvar(held))
     round_ = np.append(known.round, at.round - 1)
     models = torch.cat([known.model, at.model[r : r + 1]])
     at.deployed[d] = models[average.pick_round(rule, accuracy, variance)]

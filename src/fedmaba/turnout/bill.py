@@ -16,6 +16,9 @@ HEAD = 128 + 38  # bytes of an array besides its numbers and its name
 TASK, ANSWER = 237, 196  # bytes of a message to a client, and back, without arrays
 KEEPING, AGAIN = 67, 32  # bytes that tell a client what it kept, and the server since when
 NUMBER, WORD = 20, 12  # bytes of a number in an answer, and around a word in a task
+# A secure sum: what is asked and told first, and later messages, with those of each client in it.
+SUM_TASK, SUM_KEYS = 281, 243
+LATER_DOWN, LATER_UP = (839, 393), (949, 359)
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,29 @@ class Bill:
     up: int  #         its answer
     again: int  #      more in the answer of one that was heard before and keeps something
     poll_up: int  #    the answer of one who is asked for its loss at the server's model alone
+    masked: int = 0  # of a masked change, which a secure sum takes instead of a model; 0: plain
+
+    def later(self, many: int) -> tuple[int, int]:
+        """More bytes down and up of each client in a secure sum of so many; none in a plain one."""
+        if not self.masked:
+            return 0, 0
+        down, up = (first + each * many for first, each in (LATER_DOWN, LATER_UP))
+        return down, up + self.masked
 
 
 def bill_of(
-    weights: Mapping[str, int], local: Local, needs: Needs, *, width: int = 4, own: bool = False
+    weights: Mapping[str, int],
+    local: Local,
+    needs: Needs,
+    *,
+    width: int = 4,
+    own: bool = False,
+    secure: bool = False,
 ) -> Bill:
     """What a client costs, whose model has these weights with so many numbers each.
 
-    `width` is the bytes of a number. `own` says that clients keep layers of the model.
+    `width` is the bytes of a number. `own` says that clients keep layers of the model, `secure`
+    that the server sees masked changes, whose numbers have 4 bytes, and their sum.
     """
     arrays = [(name, count) for name, count in weights.items()]
     arrays += [
@@ -50,9 +68,10 @@ def bill_of(
     numbers = len(told) + (needs.loss != "none")
     first = sum(len(name) + 60 + count * width for name, count in weights.items())
     return Bill(
-        down=TASK + words + keeps + asked + body,
+        down=TASK + words + keeps + asked + body + SUM_TASK * secure,
         first=first + 20 if local.models_kept else 0,
-        up=ANSWER + NUMBER * numbers + body,
+        up=ANSWER + NUMBER * numbers + (SUM_KEYS if secure else body),
         again=AGAIN if keeps else 0,
         poll_up=ANSWER + NUMBER,
+        masked=4 * (sum(weights.values()) + 1) if secure else 0,
     )

@@ -35,6 +35,8 @@ class Turnout:
     speed: EachClient | None = None  #     training examples a second
     bandwidth: EachClient | None = None  # megabytes a second, each way
     deadline: float | None = None  #      seconds that a server waits
+    unseen: float = 0.0  #                clients that take no part at all: a share, or a number
+    sums: str = "plain"  #                what is billed: plain sums, or secure ones with masks
 
     def __post_init__(self) -> None:
         if self.deadline is not None and self.speed is None and self.bandwidth is None:
@@ -56,6 +58,8 @@ class Turnout:
             "speed": lambda text: EachClient.parse("speed", text, SPEED),
             "bandwidth": lambda text: EachClient.parse("bandwidth", text, BANDWIDTH),
             "deadline": lambda text: words.seconds("deadline", text),
+            "unseen": _unseen,
+            "sums": _sums,
         }
         return cls(**{name: readers[name](value) for name, value in given.items()})
 
@@ -76,13 +80,40 @@ class Turnout:
             None if each is None else each.of(seed, n, names)
             for each in (self.speed, self.bandwidth)
         )
-        return People(seed, self.available.of(seed, fed), self.dropout, speed, bandwidth)
+        presence, absent = self.available.of(seed, fed), self.absent(seed, n)
+        return People(seed, presence, self.dropout, speed, bandwidth, absent)
+
+    def absent(self, seed: int, n: int) -> NDArray[np.bool_] | None:
+        """(N,) which of n clients take no part at all: those of the smallest random numbers."""
+        if not self.unseen:
+            return None
+        many = max(1, round(self.unseen * n)) if self.unseen < 1 else int(self.unseen)
+        if many >= n:
+            raise InputError(f"unseen={many:,} of {n:,} clients: leave at least one that trains")
+        drawn = words.in_blocks(lambda client: words.unit(rng.key(seed, "unseen", client)), n)
+        out = np.zeros(n, bool)
+        out[np.argsort(drawn, kind="stable")[:many]] = True
+        return out
 
 
 def _dropout(text: str) -> float:
     found = words.number("dropout", text, "give a share from 0 up to, but without, 1, as 10%", 0, 1)
     if found == 1:
         raise InputError(f"dropout={text!r}: nobody would ever answer: give less than 1")
+    return found
+
+
+def _sums(text: str) -> str:
+    if text not in ("plain", "secure"):
+        raise InputError(f"sums={text!r}: say plain or secure")
+    return text
+
+
+def _unseen(text: str) -> float:
+    rule = "give a share of the clients below 1, as 20%, or a whole number of them, as 5"
+    found = words.number("unseen", text, rule, 0)
+    if found >= 1 and (text.endswith("%") or found != int(found)):
+        raise InputError(f"unseen={text!r}: {rule}")
     return found
 
 
@@ -95,6 +126,19 @@ class People:
     dropout: float
     speed: Float32Array | None  # (N,)      training examples a second; None: no time
     bandwidth: Float32Array | None  # (N,)  megabytes a second; None: no time
+    absent: NDArray[np.bool_] | None = None  # (N,) who takes no part at all; None: all may
+
+    @property
+    def many(self) -> int:
+        """How many clients may take part."""
+        n = len(self.presence.chance)
+        return n if self.absent is None else n - int(self.absent.sum())
+
+    @property
+    def chance(self) -> FloatArray:
+        """(N,) the share of the rounds in which each client is there; nan if it takes no part."""
+        chance = self.presence.chance
+        return chance if self.absent is None else np.where(self.absent, np.nan, chance)
 
     @cached_property
     def _newest(self) -> dict[int, tuple[IntArray, FloatArray]]:
@@ -104,6 +148,8 @@ class People:
         """Who is there in round t, and the numbers by which some of them are drawn."""
         if t not in self._newest:  # runs of one seed share a round
             client = self.presence(t)
+            if self.absent is not None:
+                client = client[~self.absent[client]]
             drawn = words.in_blocks(
                 lambda rows: words.unit(rng.key(self.seed, "participants", t, client[rows])),
                 len(client),
@@ -135,5 +181,5 @@ def fastest(people: People, examples: IntArray, bill: Bill) -> float:
     """The seconds of the client that takes least, when it trains on so many examples (N,)."""
     n = len(examples)
     everyone = np.arange(n)
-    sent = np.full(n, bill.down + bill.up)
+    sent = np.full(n, bill.down + bill.up + sum(bill.later(1)))
     return float(people.seconds(everyone, examples, sent).min())

@@ -73,6 +73,9 @@ class TurnoutPart(Part):
         counts = {name: np.zeros(n, np.int32) for name in ("asked", "heard")}
         return {**counts, "silent": np.zeros(1, np.int64), "clock": np.zeros(1), **state}
 
+    def absent(self, r: int) -> NDArray[np.bool_] | None:
+        return self.people[r].absent
+
     def draw(self, batch: Batch, r: int, t: int) -> Asked:
         run, people, carried = batch.runs[r], self.people[r], batch.progress.carried[r]
         there, random = people.there(t)
@@ -131,7 +134,8 @@ class TurnoutPart(Part):
     # what it takes
 
     def _many(self, r: int) -> int:
-        return self.plan.participants or self.setting.runs[r].federation.n_clients
+        many = self.people[r].many
+        return min(self.plan.participants or many, many)
 
     def _bill(self, r: int) -> Bill:
         layout, local = self.setting.layout, self.setting.local[r]
@@ -139,7 +143,9 @@ class TurnoutPart(Part):
         weights = {name: numbers[name] for name in layout.sent_names()}
         own = layout.shared < layout.size
         width = self.setting.first.element_size()
-        return bill_of(weights, local, self.setting.needs[r], width=width, own=own)
+        secure = self.turnout.sums == "secure"
+        needs = self.setting.needs[r]
+        return bill_of(weights, local, needs, width=width, own=own, secure=secure)
 
     def _check(self, r: int, run: Run) -> None:
         """Refuse what no round can do."""
@@ -149,13 +155,20 @@ class TurnoutPart(Part):
                 "dp counts on clients that are drawn alike and all answer: leave out --available, "
                 "--select, --dropout, --speed, --bandwidth and --deadline, or --dp"
             )
-        if type(turnout.select) is not Uniform and self._many(r) == run.federation.n_clients:
+        if type(turnout.select) is not Uniform and self._many(r) == people.many:
             raise InputError(
                 f"select={turnout.select.name}: all clients are asked in each round: lower "
                 "--participants, or leave it out"
             )
-        turnout.select.check(self._many(r), people.presence.chance)
-        if not people.presence.chance.any():
+        local, needs = self.setting.local[r], self.setting.needs[r]
+        alone = needs.of_clients or needs.changes != "none" or run.strategy.combine() is not None
+        if turnout.sums == "secure" and (local.means or alone):
+            raise InputError(
+                f"sums=secure: {run.strategy.label()} needs single changes, or more than a change "
+                "and a loss, which secure sums do not carry: leave it out, or --sums"
+            )
+        turnout.select.check(self._many(r), people.chance)
+        if not np.nan_to_num(people.chance).any():
             raise InputError("available: nobody is ever there: raise the chance")
         if turnout.deadline is not None:
             size = run.federation.train.size
@@ -177,11 +190,15 @@ class TurnoutPart(Part):
         up = bill.up + np.where(new, 0, bill.again)
         size = batch.runs[r].federation.train.size[asked]
         examples = _examples(batch.plan, batch.local[r].full_batch, size)
-        took = people.seconds(asked, examples, down + up)
+        took = people.seconds(asked, examples, down + up + sum(bill.later(len(asked))))
         limit = np.inf if self.turnout.deadline is None else self.turnout.deadline
         answer = np.where(took > limit, LATE, HEARD)
-        lost = people.lost(t, asked)
-        return np.where(lost, LOST, answer), down, np.where(lost, 0, up), took
+        answer = np.where(people.lost(t, asked), LOST, answer)
+        more_down, more_up = bill.later(int((answer == HEARD).sum()))
+        down, up = (
+            n + np.where(answer == HEARD, m, 0) for n, m in ((down, more_down), (up, more_up))
+        )
+        return answer, down, np.where(answer == LOST, 0, up), took
 
     def _losses(self, batch: Batch, r: int, there: IntArray, rows: IntArray) -> FloatArray:
         """(c,) the losses that polled clients say, nan for others."""
