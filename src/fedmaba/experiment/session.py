@@ -339,6 +339,8 @@ def prepare(
     things["client_metric"] = own.client_metric
     rules = {f"strategy {s.name}": _code(s) for s in listed}
     tables: dict[str, str] = {}
+    if files := getattr(make, "sha256", ""):
+        tables["files of the model"] = files[:FINGERPRINT_DIGITS]
     if (turnout := batch.plan.turnout) is not None:
         things[f"selection {turnout.select.name}"] = type(turnout.select)
         tables = {what: digest[:FINGERPRINT_DIGITS] for what, digest in turnout.tables().items()}
