@@ -38,7 +38,7 @@ class TextModel(nn.Module):
         # A mask of four axes is taken as it is; one of two is looked at, which rows cannot do.
         seen = attention_mask[:, None, None, :].to(self.head.weight.dtype)
         hidden = (1 - seen) * torch.finfo(seen.dtype).min
-        found = self.encoder(input_ids=input_ids, attention_mask=hidden).last_hidden_state
+        found = self.encoder(input_ids=input_ids.long(), attention_mask=hidden).last_hidden_state
         weight = seen[:, 0, 0, :, None]
         out: Tensor = self.head((found * weight).sum(1) / weight.sum(1).clamp(min=1))
         return out
