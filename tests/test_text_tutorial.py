@@ -23,7 +23,8 @@ def test_the_commands_of_the_page_run_in_order(call):
     (code,) = tutorial_page.blocks(PAGE, "python")
     exec(code, {})
     answers = [call(*words[1:]) for words in tutorial_page.commands(PAGE)]
-    assert [answer.code for answer in answers] == [0] * 4, [answer.err for answer in answers]
-    _, said, *_ = tutorial_page.blocks(PAGE, "text")
+    assert [answer.code for answer in answers] == [0] * 5, [answer.err for answer in answers]
+    _, said, worst = tutorial_page.blocks(PAGE, "text")
     for line in said.splitlines():
         assert line in answers[0].err, line
+    tutorial_page.require_shown(worst, answers[-1].out, 17)  # points: two of twelve remarks
