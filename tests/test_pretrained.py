@@ -22,6 +22,7 @@ from fedmaba.data.cells import words_of
 from fedmaba.data.text import inputs
 from fedmaba.deploy.client import first_model
 from fedmaba.errors import InputError
+from fedmaba.experiment.checks import user_modules
 from fedmaba.rows import models
 from fedmaba.rows.base import constants
 
@@ -163,6 +164,7 @@ def test_numbers_are_predicted_and_a_file_is_read_as_a_frame(folders, tmp_path, 
 def test_a_run_goes_on_only_with_the_same_files(folders, tmp_path):
     folder = shutil.copytree(folders["bert"], tmp_path / "m")
     asked = {"data": read(folder), "model": f"hf:{folder}", "seeds": 1, "out": tmp_path / "run"}
+    assert user_modules({"model": asked["model"]}) == {}  # none of its code is run: no --trust
     fedmaba.compare("fedavg", rounds=1, **asked, eval_every=1)
     fedmaba.compare("fedavg", rounds=2, **asked, eval_every=1)
     weights = safetensors.numpy.load_file(folder / "model.safetensors")
