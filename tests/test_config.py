@@ -38,6 +38,9 @@ TYPED = {
     "data.categorical": ("kind", ["kind"]),
     "data.feature": ("kind", ["kind"]),
     "data.together": ("patient", "patient"),
+    "data.text": ("remark", "remark"),
+    "data.tokeniser": ("folder", "folder"),
+    "data.tokens": ("64", 64),
     "data.missing": ("client-median", "client-median"),
     "data.standardise": ("no", "no"),
     "data.min_examples": ("5", 5),
@@ -108,7 +111,7 @@ COLUMNS = (
     "standardise",
 )
 WITH["turnout.deadline"] = ("turnout.speed", "--speed", "9")
-WITH |= dict.fromkeys((f"data.{key}" for key in COLUMNS), TABLE)
+WITH |= dict.fromkeys((f"data.{key}" for key in (*COLUMNS, "text", "tokeniser", "tokens")), TABLE)
 WITH |= dict.fromkeys(("train.beta1", "train.beta2", "train.epsilon"), ADAM)
 
 

@@ -377,7 +377,7 @@ def stub() -> str:
 
 KEYWORDS = SOURCE / "experiment" / "keywords.py"
 OF_THE_CALL = ("data", "model", "metric", "init", "out")  # `compare` names these itself
-ALSO = {"text": "float", "fraction": "str", "listed": "str", "_seeds": "str"}  # other forms
+ALSO = {"as_text": "float", "fraction": "str", "listed": "str", "_seeds": "str"}  # other forms
 ALSO["pairs_of_text"] = "str | dict[str, float]"
 
 

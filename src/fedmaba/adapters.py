@@ -1,8 +1,7 @@
 """LoRA adapters on a frozen model, read and written as `peft` writes them, without needing it.
 
-A row of the simulator is then an adapter; the frozen base is held once for all rows. An adapter of
-a linear layer W is two small matrices, A (rank, in) and B (out, rank): the layer computes
-W x + alpha / rank * B A x. Only A and B are trained and sent, and modules that you name.
+A row of the simulator is then an adapter; the frozen base is held once for all rows. What an
+adapter computes is in `rows.lora`.
 
 peft's format is a folder with two files. `adapter_config.json` says rank, alpha and the names of
 the layers; `adapter_model.safetensors` has `base_model.model.LAYER.lora_A.weight` and `lora_B`.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,9 @@ from torch import Tensor, nn
 
 from fedmaba.errors import InputError
 from fedmaba.results import array_files, files, run_folder
-from fedmaba.results.joining import some_of
+from fedmaba.rows.lora import LoraLinear as LoraLinear
+from fedmaba.rows.lora import add_lora as add_lora
+from fedmaba.rows.lora import put_adapter
 from fedmaba.rows.weights import can_train_from
 
 KEY_PREFIX = "base_model.model."
@@ -38,73 +39,6 @@ PLAIN_LORA: dict[str, Any] = {
     "layer_replication": None,
     "target_parameters": None,
 }
-
-
-class LoraLinear(nn.Module):
-    """A frozen linear layer with an adapter; the layer's own weights keep their names."""
-
-    def __init__(self, layer: nn.Linear, rank: int, scale: float, dropout: float) -> None:
-        super().__init__()
-        self.rank, self.scale = rank, scale
-        self.weight, self.bias = layer.weight, layer.bias
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        same: Any = {"device": layer.weight.device, "dtype": layer.weight.dtype, "bias": False}
-        self.lora_A = nn.Linear(layer.in_features, rank, **same)  # drawn as torch draws a Linear
-        self.lora_B = nn.Linear(rank, layer.out_features, **same)
-        nn.init.zeros_(self.lora_B.weight)  # at first the adapter changes nothing
-
-    def forward(self, x: Tensor) -> Tensor:
-        added = self.lora_B(self.lora_A(self.dropout(x)))
-        out: Tensor = nn.functional.linear(x, self.weight, self.bias) + self.scale * added
-        return out
-
-
-def add_lora(
-    model: nn.Module,
-    layers: Iterable[str],
-    *,
-    rank: int = 8,
-    alpha: float = 8.0,
-    dropout: float = 0.0,
-    train: Iterable[str] = (),
-) -> nn.Module:
-    """Freeze a model and give linear layers an adapter each; returns the same model.
-
-    `layers` are names or ends of names: "attention.q", or "q" for all layers of that name. `train`
-    names modules that stay trainable as a whole, such as the last layer (`modules_to_save`).
-    """
-    if type(rank) is not int or rank < 1 or not math.isfinite(alpha):
-        raise InputError(
-            f"rank={rank!r}, alpha={alpha!r}: give a whole number from 1, and a number"
-        )
-    model.requires_grad_(False)
-    for wanted in layers:
-        found = [n for n, m in model.named_modules() if _is_called(n, wanted)]
-        chosen = [n for n in found if type(model.get_submodule(n)) is nn.Linear]
-        if not chosen:
-            what = type(model.get_submodule(found[0])).__name__ if found else "nothing"
-            linear = [n for n, m in model.named_modules() if type(m) is nn.Linear]
-            raise InputError(
-                f"layer {wanted!r} of the model is {what}: name linear layers, of "
-                f"{some_of(linear, 5)}"
-            )
-        for name in chosen:
-            layer: Any = model.get_submodule(name)
-            if rank > (most := max(layer.in_features, layer.out_features)):
-                raise InputError(
-                    f"rank={rank}: layer {name!r} has {layer.in_features} inputs and "
-                    f"{layer.out_features} outputs: give a rank of at most {most}"
-                )
-            _put(model, name, rank, alpha / rank, dropout)
-    for wanted in train:
-        chosen = [n for n, _ in model.named_modules() if _is_called(n, wanted)]
-        if not chosen:
-            raise InputError(f"train={wanted!r}: the model has no module of this name")
-        for name in chosen:
-            model.get_submodule(name).requires_grad_(True)
-    if not any(isinstance(m, LoraLinear) for m in model.modules()):
-        raise InputError("layers=[]: name the linear layers that get an adapter")
-    return model
 
 
 def load_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
@@ -128,7 +62,7 @@ def load_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
                 f"{folder}: {name}.lora_A.weight has shape {own}, but {CONFIG_FILE} says r={rank}: "
                 "give the two files of one adapter"
             )
-        _put(model, name, rank, scale, float(config.get("lora_dropout") or 0.0))
+        put_adapter(model, name, rank, scale, float(config.get("lora_dropout") or 0.0))
     state = model.state_dict()
     for name, value in weights.items():
         like = state.get(name)
@@ -188,19 +122,6 @@ def save_adapter(
     body = {KEY_PREFIX + name: values[name].detach().cpu().contiguous().clone() for name in trained}
     files.write(Path(folder) / WEIGHTS, safetensors.torch.save(body, {"format": "pt"}))
     files.write(Path(folder) / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True).encode())
-
-
-def _is_called(name: str, wanted: str) -> bool:
-    """Whether a module has this name, or ends with it, as peft matches them."""
-    return name == wanted or name.endswith(f".{wanted}")
-
-
-def _put(model: nn.Module, name: str, rank: int, scale: float, dropout: float) -> None:
-    """Replace a linear layer by one with an adapter."""
-    layer = model.get_submodule(name)
-    assert isinstance(layer, nn.Linear)
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, LoraLinear(layer, rank, scale, dropout))
 
 
 def _dropout(layer: LoraLinear) -> float:

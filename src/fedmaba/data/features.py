@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedmaba.data.cells import MAX_WORDS, FloatArray, Words
 from fedmaba.data.preparation import Feature, Preparation
-from fedmaba.data.tables import RawTable, dropping
+from fedmaba.data.tables import RawTable, dropping, roles
 from fedmaba.errors import InputError
 
 
@@ -15,7 +15,7 @@ def features(table: RawTable) -> tuple[FloatArray, Preparation]:
     """The matrix of a table before it is prepared: words as columns of 0 and 1, gaps as nan."""
     reading = table.reading
     missing, standardise = reading.missing or "median", reading.standardise is not False
-    used = {reading.label, reading.client, reading.split, reading.group, reading.together}
+    used = roles(reading)
     made: list[FloatArray] = []
     names: list[Feature] = []
     gaps: dict[str, NDArray[np.bool_]] = {}

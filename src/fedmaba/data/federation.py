@@ -245,6 +245,9 @@ class Federation:
         drop: Sequence[str] = (),
         feature: Sequence[str] = (),
         together: str | None = None,
+        text: str | None = None,
+        tokeniser: str | None = None,
+        tokens: int | None = None,
         seed: int = 0,
         validation: float = 0.0,
         task: str | None = None,
@@ -257,7 +260,8 @@ class Federation:
         value of `together`, as a patient's visits, train together or test together. Words become a
         column of 0 and 1 each, also in the columns of `categorical`; gaps are filled (`missing`:
         median, client-median or refuse) and numbers are standardised, both by the training examples
-        alone.
+        alone. With a column of `text`, that column alone is read, as at most `tokens` tokens of the
+        folder `tokeniser`.
         """
         reading = tables.reading(
             label,
@@ -270,6 +274,9 @@ class Federation:
             standardise,
             feature,
             together,
+            text,
+            None if tokeniser is None else str(tokeniser),
+            tokens,
         )
         table = frames.read_frame(frame, reading)
         if table.reading.client is None:

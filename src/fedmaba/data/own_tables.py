@@ -13,11 +13,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.data import csv_tables, features, frames, names, questions, tables, targets
+from fedmaba.data import (
+    csv_tables,
+    features,
+    frames,
+    names,
+    questions,
+    tables,
+    targets,
+    text,
+    trees,
+)
 from fedmaba.data.arrays import lost_by_float32
 from fedmaba.data.cells import Words, number_of
-from fedmaba.data.dataset import Dataset, IntArray
+from fedmaba.data.dataset import Dataset, Inputs, IntArray
 from fedmaba.data.paths import open_file
+from fedmaba.data.preparation import Preparation
 from fedmaba.data.tables import RawTable, Reading
 from fedmaba.data.targets import TaskName
 from fedmaba.errors import InputError, error_line, installed
@@ -55,8 +66,7 @@ def _parquet(path: Path) -> Any:
 def from_table(table: RawTable, name: str = "table", task: str | None = None) -> Dataset:
     """A data set from a table: its matrix, and the label, client, group and part of each row."""
     reading, asked = table.reading, targets.check_task(task)
-    doubts = [*questions.require_features(table)]
-    x, how = features.features(table)
+    x, how, steps, doubts = _inputs(table)
     assert reading.label is not None  # `tables.assign` found one
     label = _full(table, reading.label)
     y, kind, classes = _label_column(table, reading.label, label, asked)
@@ -83,7 +93,7 @@ def from_table(table: RawTable, name: str = "table", task: str | None = None) ->
     held = part[order] == 1
     return Dataset(
         name,
-        x[order],
+        trees.mapped(lambda values: values[order], x),
         y[order],
         int((part < 2).sum()),
         classes,
@@ -94,12 +104,23 @@ def from_table(table: RawTable, name: str = "table", task: str | None = None) ->
         None if unit is None else unit[order],
         held if held.any() else None,
         how,
-        (*tables.uses(reading), *table.steps, *joined),
+        (*tables.uses(reading), *table.steps, *steps, *joined),
         task=kind,
         task_given=task is not None,
         client_column=reading.client or questions.owner_like(table),
         doubts=tuple(doubts),
     )
+
+
+def _inputs(table: RawTable) -> tuple[Inputs, Preparation | None, list[str], list[str]]:
+    """What a model reads: the features, or the tokens of a text; what was done, and is doubtful."""
+    reading = table.reading
+    if reading.text is not None and reading.tokeniser is not None:
+        words = _full(table, reading.text)
+        found = text.inputs(reading.text, words, reading.tokeniser, reading.tokens)
+        return found.inputs, None, [found.step], []
+    doubts = [*questions.require_features(table)]
+    return *features.features(table), [], doubts
 
 
 def _full(table: RawTable, name: str) -> Words:

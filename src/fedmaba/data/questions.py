@@ -11,7 +11,7 @@ import numpy as np
 
 from fedmaba.data.arrays import ROWS
 from fedmaba.data.cells import MAX_WORDS, ColumnValues, FloatArray, IntArray, Words
-from fedmaba.data.tables import RawTable, dropping
+from fedmaba.data.tables import RawTable, dropping, roles
 from fedmaba.errors import InputError
 
 INDEX_NAMES = ("unnamed", "index", "level_0", "id", "row", "row_id", "row_name", "row_number")
@@ -62,9 +62,8 @@ def owner_like(table: RawTable) -> str:
 
 def _unsaid(table: RawTable) -> list[tuple[str, ColumnValues]]:
     """The columns of which nobody said what they are for."""
-    said = table.reading
-    roles = (said.label, said.client, said.group, said.split, said.together, *said.feature)
-    return [(name, column) for name, column in table.columns.items() if name not in roles]
+    said = {*roles(table.reading), *table.reading.feature}
+    return [(name, column) for name, column in table.columns.items() if name not in said]
 
 
 def _tokens(name: str) -> list[str]:

@@ -30,6 +30,9 @@ class Reading(NamedTuple):
     standardise: bool | None = None
     feature: tuple[str, ...] = ()  # These columns are features, whatever they look like.
     together: str | None = None  # Rows that share a value of this column stay in one part.
+    text: str | None = None  # This column alone is read, as tokens.
+    tokeniser: str | None = None  # This folder has the tokeniser of that text.
+    tokens: int | None = None  # A text has at most so many, by default what the folder says.
 
 
 USUAL: dict[str, tuple[str, ...]] = {
@@ -52,6 +55,9 @@ def reading(
     standardise: bool | str | None = None,
     feature: Sequence[str] = (),
     together: str | None = None,
+    text: str | None = None,
+    tokeniser: str | None = None,
+    tokens: int | None = None,
 ) -> Reading:
     """What a user says about a table, checked; one name or several are a list of names."""
     lists = {}
@@ -65,12 +71,23 @@ def reading(
         if standardise not in ("yes", "no"):
             raise InputError(f"standardise={standardise!r}: say yes or no")
         standardise = standardise == "yes"
+    if text is None and (tokeniser is not None or tokens is not None):
+        raise InputError("a tokeniser is for a column of text: name the column with --text")
+    if text is not None and tokeniser is None:
+        raise InputError(
+            f"text={text}: whose tokens? Say --model hf:FOLDER, or the folder with --tokeniser"
+        )
+    for word, value in (*lists.items(), ("missing", missing), ("standardise", standardise)):
+        if text is not None and value and word != "drop":
+            raise InputError(f"text={text} is read alone, so {word} changes nothing: leave it out")
     how = cast("Missing | None", missing)
-    label, client, group, split, together = (
-        None if name is None else plain(name) for name in (label, client, group, split, together)
+    label, client, group, split, together, text = (
+        None if name is None else plain(name)
+        for name in (label, client, group, split, together, text)
     )
     left, words, kept = (tuple(map(plain, names)) for names in lists.values())
-    return Reading(label, client, group, split, left, words, how, standardise, kept, together)
+    told = (label, client, group, split, left, words, how, standardise, kept, together)
+    return Reading(*told, text, tokeniser, tokens)
 
 
 class RawTable(NamedTuple):
@@ -87,11 +104,15 @@ class RawTable(NamedTuple):
         return f"line {self.lines[row]}" if len(self.lines) else f"row {row}"
 
 
+def roles(reading: Reading) -> tuple[str, ...]:
+    """The columns that a table has for something else than a feature."""
+    every = (*(getattr(reading, role) for role in USUAL), reading.text)
+    return tuple(name for name in every if name is not None)
+
+
 def columns_of_words(reading: Reading) -> set[str]:
     """The columns whose cells are words, whatever they look like."""
-    roles = (reading.label, reading.client, reading.group, reading.split, reading.together)
-    named = (*roles, *reading.categorical)
-    return {name for name in named if name is not None}
+    return {*roles(reading), *reading.categorical}
 
 
 def assign(reading: Reading, header: Sequence[str], where: str) -> Reading:
@@ -120,7 +141,9 @@ def assign(reading: Reading, header: Sequence[str], where: str) -> Reading:
             f"{where}no column is called label or y among {shortened(', '.join(header))}: say "
             "which one is learnt with --label"
         )
-    named = [name for name in found.values() if name is not None]
+    if reading.text is not None and reading.text not in header:
+        raise InputError(f"{where}{unknown('column for text', reading.text, header)}")
+    named = [*roles(reading._replace(**found))]
     for name in (*named, *reading.feature):
         if (*named, *reading.feature).count(name) > 1 and found["group"] != name:
             raise InputError(f"{where}column {name!r} has two uses: give each column one")
@@ -132,8 +155,10 @@ def assign(reading: Reading, header: Sequence[str], where: str) -> Reading:
 
 def uses(reading: Reading) -> tuple[str, ...]:
     """What the columns of a table are for, as the record of a run tells it."""
-    named = [f"{role} {name}" for role in USUAL if (name := getattr(reading, role)) is not None]
-    out = [f"columns: {', '.join(named)}; the others are features"]
+    asked = ((role, getattr(reading, role)) for role in (*USUAL, "text"))
+    named = [f"{role} {name}" for role, name in asked if name is not None]
+    others = "features" if reading.text is None else "not read"
+    out = [f"columns: {', '.join(named)}; the others are {others}"]
     if reading.drop:
         out.append(f"columns left out: {', '.join(reading.drop)}")
     return tuple(out)

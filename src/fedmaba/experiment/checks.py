@@ -14,6 +14,7 @@ from typing import Any
 
 from fedmaba import strategies
 from fedmaba.data import attack, datasets, partition, published
+from fedmaba.data.model_folder import folder_of
 from fedmaba.data.tables import Reading
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
@@ -46,7 +47,7 @@ def user_modules(tree: Mapping[str, Any]) -> dict[str, str]:
         if name not in strategies.REGISTRY and "." in name:
             found[f"strategy {name!r}"] = name.rpartition(".")[0]
     model = tree.get("model")
-    if isinstance(model, str) and ":" in model:
+    if isinstance(model, str) and ":" in model and folder_of(model) is None:
         found[f"model {model!r}"] = model.partition(":")[0]
     return found
 

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedmaba.data.model_folder import folder_of
 from fedmaba.errors import InputError, unknown
 from fedmaba.simulation.optimiser import Name as OptimiserName
 
@@ -82,7 +83,7 @@ def named(value: str | None) -> str | None:
     return value
 
 
-def text(value: object) -> object:
+def as_text(value: object) -> object:
     """A share as text, also if it was given as a number."""
     return str(value) if isinstance(value, int | float) else value
 
@@ -154,6 +155,19 @@ class Data(Section):
         "--together",
         "column of your table whose equal values stay together, in training or in test",
     )
+    text: str | None = newer_option(
+        None, "--text", "of your own table: the column of text that --model hf:FOLDER reads"
+    )
+    tokeniser: str | None = newer_option(
+        None, "--tokeniser", "folder of the tokeniser for --text [that of --model hf:FOLDER]"
+    )
+    tokens: OptionalCount = newer_option(
+        None,
+        "--tokens",
+        "longest text, in tokens; more are cut [what the folder says]",
+        ge=1,
+        le=MAX_COUNT,
+    )
     missing: Literal["median", "client-median", "refuse"] | None = newer_option(
         None,
         "--missing",
@@ -179,7 +193,7 @@ class Data(Section):
     )
 
     _named = field_validator("dir")(named)
-    _text = field_validator("validation", mode="before")(text)
+    _text = field_validator("validation", mode="before")(as_text)
     _listed = field_validator("drop", "categorical", "feature", mode="before")(listed)
 
 
@@ -252,7 +266,7 @@ class Attack(Section):
         "10%", "--hostile", "share of clients that are hostile; only the others are judged"
     )
 
-    _text = field_validator("share", mode="before")(text)
+    _text = field_validator("share", mode="before")(as_text)
 
     @field_validator("share")  # This is called whenever a value is given, also with its default.
     @classmethod
@@ -396,7 +410,7 @@ class Turnout(Section):
     )
 
     _text = field_validator("dropout", "speed", "bandwidth", "deadline", "unseen", mode="before")(
-        text
+        as_text
     )
 
 
@@ -411,7 +425,9 @@ class Experiment(Section):
     strategies: list[str] = Field(min_length=1, description="name:key=value,... each")
     seeds: int | list[int] = option(3, "--seeds", SEEDS_HELP)
     model: str = option(
-        "mlp", "--model", "mlp (shakespeare: lstm), cnn, resnet8, ... or package.module:factory"
+        "mlp",
+        "--model",
+        "mlp (shakespeare: lstm), cnn, resnet8, ..., hf:FOLDER or package.module:factory",
     )
     init: str | None = newer_option(
         None, "--init", "weights to start from: a .safetensors file [drawn by the seed]"
@@ -457,11 +473,16 @@ class Experiment(Section):
     @model_validator(mode="before")
     @classmethod
     def _fitting(cls, tree: Any) -> Any:
-        """Where no model is named, take one that fits the data."""
-        data = tree.get("data")
-        name = data.get("name") if isinstance(data, Mapping) else None
-        known = "model" in tree or not isinstance(name, str)
-        return tree if known else {**tree, "model": usual_model(str(name))}
+        """Where no model or tokeniser is named, take one that fits."""
+        data, model = tree.get("data"), tree.get("model")
+        if not isinstance(data, Mapping):
+            return tree
+        if "model" not in tree and isinstance(name := data.get("name"), str):
+            return {**tree, "model": usual_model(name)}
+        folder = folder_of(model) if isinstance(model, str) else None
+        if folder and data.get("text") and not data.get("tokeniser"):
+            return {**tree, "data": {**data, "tokeniser": folder}}
+        return tree
 
     _pairs = field_validator("dp", mode="before")(pairs_of_text)
 

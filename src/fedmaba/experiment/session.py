@@ -369,7 +369,7 @@ def _histories(batch: engine.Batch, data: datasets.Dataset, metric: Metric) -> l
 
 
 class OwnCode(NamedTuple):
-    """Fingerprints of what a user brings to a batch: code, and tables of who takes part."""
+    """Fingerprints of what a user brings to a batch: code, a model's files, tables of absences."""
 
     texts: dict[str, str]
     shared: dict[str, str]  # those that all runs share
@@ -382,9 +382,12 @@ def _own_code(
     things: dict[str, object] = {"model": make, "loss": own.loss, "metric": own.metric}
     things["client_metric"] = own.client_metric
     tables: dict[str, str] = {}
+    if files := getattr(make, "sha256", ""):
+        tables["files of the model"] = files
     if (turnout := batch.plan.turnout) is not None:
         things[f"selection {turnout.select.name}"] = type(turnout.select)
-        tables = {what: digest[:FINGERPRINT_DIGITS] for what, digest in turnout.tables().items()}
+        tables |= turnout.tables()
+    tables = {what: digest[:FINGERPRINT_DIGITS] for what, digest in tables.items()}
     rules = {f"strategy {s.name}": _code(s) for s in listed}
     texts, unseen = fingerprints(things | rules, batch.rows.model.modules())
     texts |= tables

@@ -20,6 +20,7 @@ from torch import nn
 
 from fedmaba import rng, user_code
 from fedmaba.data import trees
+from fedmaba.data.model_folder import PREFIX
 from fedmaba.data.targets import TargetKind
 from fedmaba.data.trees import Tree
 from fedmaba.errors import FedmabaError, InputError, unknown
@@ -140,9 +141,13 @@ REGISTRY: dict[str, Factory] = {
 
 
 def find_factory(name: str) -> Factory:
-    """The factory of a registered model, or the one at `package.module:factory`."""
+    """The factory of a registered model, of a folder, or the one at `package.module:factory`."""
     if name in REGISTRY:
         return REGISTRY[name]
+    if name.startswith(PREFIX):
+        from fedmaba.rows.pretrained import Pretrained
+
+        return Pretrained(name)
     where, _, attribute = name.partition(":")
     if not attribute:
         raise unknown("model", name, REGISTRY)
@@ -504,7 +509,11 @@ def _try(
 def describe_models() -> list[tuple[str, str]]:
     """Name and one-line description of each model."""
     yours = ("package.module:factory", "your own: a callable of (input shape, number of classes)")
-    return [*((name, (f.__doc__ or "").strip()) for name, f in REGISTRY.items()), yours]
+    text = (
+        f"{PREFIX}FOLDER",
+        "text model of a Hugging Face folder; ,train=head or ,rank=8,on=query|value trains less",
+    )
+    return [*((name, (f.__doc__ or "").strip()) for name, f in REGISTRY.items()), text, yours]
 
 
 def _count(shape: InputShapes, name: str) -> int:
