@@ -71,7 +71,6 @@ TWICE = (
 )
 QUOTED = ROOT / "experiments" / "quoted"
 NUMBER = re.compile(r"\{([-+–−]?[\d.,]+)\}")
-VALUE = re.compile(r"[-+–.\d]+(<!-- ([^|\s]+)\|([^|]+)\|(\w+)\|(\w+)\|(\w+) -->)")
 LEFT_OUT = ("The paper: ",)  # said once on the page
 MODELS: tuple[Model, ...] = ("last", "deployed")
 
@@ -142,11 +141,6 @@ def quoted_value(said: str, batches: list[archive.ArchiveFile]) -> float:
     return measured(name, row, figure, model, at, batches)
 
 
-def renew(text: str, batches: list[archive.ArchiveFile]) -> str:
-    """The page with every marked number as the files have it."""
-    return VALUE.sub(lambda m: value(m[2], m[3], m[4], m[5], m[6], batches) + m[1], text)
-
-
 # --- a target ------------------------------------------------------------------------------------
 
 
@@ -181,14 +175,9 @@ def picture(name: str, kind: str) -> str:
     return f"images/{name}-{kind}.svg"
 
 
-def value(
-    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.ArchiveFile]
-) -> str:
-    """One number as a table would show it."""
-    number = measured(name, row, figure, model, at, batches)
-    if " % " in row or at in ("from", "to"):
-        return "–" if np.isnan(number) else f"{number:.0f}"
-    return document.number(number, sign=" - " in row or model == "gain").text
+def level(name: str, row: str, figure: str, model: str, batches: list[archive.ArchiveFile]) -> str:
+    """A figure of a row at the last round, as a table would show it."""
+    return document.number(measured(name, row, figure, model, "last", batches)).text
 
 
 def measured(
@@ -340,7 +329,7 @@ def brief(batches: list[archive.ArchiveFile]) -> str:
                 cells.append(Cell(text, rank=0 if span.distinguishable else 2))
         if not span.seeds:
             continue
-        levels = " / ".join(value(name, "fedavg", "variance", m, "last", batches) for m in MODELS)
+        levels = " / ".join(level(name, "fedavg", "variance", m, batches) for m in MODELS)
         where = f"{asked.data.name}, {asked.data.partition}, {asked.train.participants}"
         body.append([*map(Cell, [where, str(span.seeds), levels]), *cells])
     return document.markdown_table(
@@ -369,7 +358,7 @@ def summary(batches: list[archive.ArchiveFile]) -> str:
                 cells.append(span_cell(span))
             if not span.seeds:
                 continue
-            levels = (value(name, "fedavg", "variance", m, "last", batches) for m in MODELS)
+            levels = (level(name, "fedavg", "variance", m, batches) for m in MODELS)
             where = f"{asked.data.name}, {asked.data.partition}, {asked.train.participants}"
             first = [where, str(span.seeds), name_of(row), " / ".join(levels)]
             body.append([*map(Cell, first), *cells])
@@ -446,7 +435,7 @@ def which(batches: list[archive.ArchiveFile]) -> str:
     head += ["worst 5 %, minus FedAvg's"]
     body = []
     for row in ("fedavg", *OURS, "fedfv", "afl", "term"):
-        levels = [value(name, row, figure, "deployed", "last", batches) for figure in figures]
+        levels = [level(name, row, figure, "deployed", batches) for figure in figures]
         found = by_seed(name, row, "worst", "deployed", "last", batches)
         base = by_seed(name, "fedavg", "worst", "deployed", "last", batches)
         apart = Cell("") if row == "fedavg" else span_cell(paired.difference(found, base))

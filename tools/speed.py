@@ -4,9 +4,7 @@
     python tools/speed.py gpu    print a table of the site
 
 The README's table stands between `<!-- speed:NAME -->` and `<!-- end -->`; the site's pages are
-filled by tools/site_pages.py. A number in a sentence may be written
-`716<!-- speed reproduce-h200-bf16/seconds -->`: a file, the keys that lead to the number, and,
-after a bar, another format than `,.0f`.
+filled by tools/site_pages.py.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 MARK = re.compile(r"(<!-- speed:(\w+) -->\n).*?(<!-- end -->)", re.S)
-VALUE = re.compile(r"[\d,.]+(<!-- speed ([^|>]+?)(?:\|(\S+))? -->)")
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -303,19 +300,9 @@ TABLES = {
 }
 
 
-def value(path: str, form: str) -> str:
-    """One number of a file, at the end of its keys."""
-    name, *keys = path.split("/")
-    found: Any = _read(name)
-    for key in keys:
-        found = found[int(key) if isinstance(found, list) else key]
-    return f"{found:{form}}"
-
-
 def filled(text: str) -> str:
-    """A page with every table and number made anew."""
-    text = MARK.sub(lambda m: m[1] + TABLES[m[2]]() + m[3], text)
-    return VALUE.sub(lambda m: value(m[2], m[3] or ",.0f") + m[1], text)
+    """A page with every table made anew."""
+    return MARK.sub(lambda m: m[1] + TABLES[m[2]]() + m[3], text)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,6 @@ def test_quoted_numbers_are_those_of_the_files(file):
     assert pages.wrong(file, pages.load()) == []
 
 
-def test_marked_numbers_are_those_of_the_files():
-    for text in TEXTS.values():
-        assert text == pages.renew(text, pages.load())
-
-
 def test_every_target_that_was_run_is_on_a_page():
     stems = {path.name.split(".")[0] for path in RESULTS.glob("*.npz")}
     quoted = "".join(file.read_text() for file in pages.QUOTED.glob("*.toml"))
