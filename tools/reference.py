@@ -1,11 +1,11 @@
 """Say what the code is, from the code.
 
     python tools/reference.py                 write what type checkers read (a test compares)
-    python tools/reference.py command_line    print a block of the site: also `python`, `modules`
+    python tools/reference.py command_line    print a block of the site, see BLOCKS
 
 What type checkers read are the public names, __init__.pyi, and the typed keywords of
-`fedmaba.compare`, experiment/keywords.py. The blocks go into docs/cli.md, docs/api.md and
-docs/architecture.md when the site is built (tools/site_pages.py).
+`fedmaba.compare`, experiment/keywords.py. The blocks go into docs/cli.md, docs/api.md,
+docs/architecture.md and docs/experiments.md when the site is built (tools/site_pages.py).
 """
 
 from __future__ import annotations
@@ -440,7 +440,21 @@ def _kinds(kind: Any) -> list[str]:
     return [str(kind) if get_args(kind) else kind.__name__]
 
 
-BLOCKS = {"command_line": command_line, "python": python, "modules": modules}
+def options() -> str:
+    """Every key of an experiment with its option, its default and what it means."""
+    rows = ["| key | option | default | meaning |", "|---|---|---|---|"]
+    for key in config.options():
+        default = "" if key.default is None else f"`{key.default}`"
+        rows.append(f"| `{key.name}` | `{key.flag}` | {default} | {key.text} |")
+    return "\n".join(rows) + "\n"
+
+
+BLOCKS = {
+    "command_line": command_line,
+    "python": python,
+    "modules": modules,
+    "options": options,
+}
 
 if __name__ == "__main__":
     if sys.argv[1:]:

@@ -52,6 +52,11 @@ def with_code(text: str) -> str:
 # --- what mkdocs calls ---------------------------------------------------------------------------
 
 MADE: dict[Block, str] = {}
+LISTED_ON = {  # by folder: a link to the page that lists the pages there
+    "adr": "[All decisions](index.md)\n\n",
+    "algorithms": "[All algorithms](index.md)\n\n",
+    "theory": "[Theory](../theory.md)\n\n",
+}
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -75,9 +80,11 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page with its blocks."""
-    return filled(markdown, MADE)
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """The page with its blocks; one that the navigation has not links to the page that lists it."""
+    folder, _, name = page.file.src_uri.rpartition("/")
+    back = "" if name == "index.md" else LISTED_ON.get(folder, "")
+    return back + filled(markdown, MADE)
 
 
 def on_post_page(output: str, **_: Any) -> str:
