@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedmaba.strategies import REGISTRY
+
 
 @cache
 def load_paper() -> dict[str, Any]:
@@ -15,5 +17,6 @@ def load_paper() -> dict[str, Any]:
 
 
 def name_of(label: str) -> str:
-    """What a row is called."""
-    return str(load_paper()["names"].get(label, label))
+    """What a row is called: as in the paper, else by the strategy's own title."""
+    usual = REGISTRY[label].title if label in REGISTRY else ""
+    return str(load_paper()["names"].get(label) or usual or label)
