@@ -71,9 +71,9 @@ CASES = {
     "mean norms": (["fedavg", "fedmaba"], replace(NORMS, batchnorm="average"), norm_net),
 }
 TURNOUT = {"available": "p=0.6..0.9", "dropout": "20%", "speed": "lognormal:1", "deadline": "0.3s"}
-TURNOUT |= {"unseen": "1"}
 for words in ("uniform", "power-of-choice:d=4", "ucb", "fair"):
-    turnout = Turnout.parse({**TURNOUT, "select": words})
+    unseen = {"unseen": "1"} if words == "uniform" else {}
+    turnout = Turnout.parse({**TURNOUT, **unseen, "select": words})
     CASES[f"turnout {words}"] = (["fedavg", "scaffold"], replace(SOME, turnout=turnout), mlp)
 CASES["all"] = (  # a step that is tried goes with no momentum
     [spec for spec in SPECS[::3] if not one(spec).needs().trials],

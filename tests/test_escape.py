@@ -391,8 +391,9 @@ def drawn(figure) -> str:
     return "\n".join(picture.itertext())
 
 
-# the figure of incentives is that of gains, beside a row `local`; see test_costs for that of turns
-KINDS = [k for k in figures.KINDS if k not in ("heterogeneity", "incentive", "turns")]
+# the figure of incentives is that of gains, beside a row `local`; see test_costs for those of costs
+ELSEWHERE = ("heterogeneity", "incentive", "turns", "bytes", "hours")
+KINDS = [k for k in figures.KINDS if k not in ELSEWHERE]
 
 
 @pytest.mark.slow
