@@ -207,7 +207,7 @@ def test_the_worst_served_client_is_named_and_gains_and_losses_are_counted():
     assert "afl serves Basel worst: 50 %, where fedavg reaches 20 %." in found.sentence
     source.about = {}  # each seed may have clients of its own
     (found,) = verdict.verdicts_of_sources([source])
-    assert "of 6 clients in 2 seeds, 2 gain 30 points" in found.sentence
+    assert "of 6 cases (3 clients under 2 seeds), 2 gain 30 points" in found.sentence
     assert "client 0 of seed 0 worst" in found.sentence
     alone = said(*runs[:1])
     assert "fedavg serves client 0 worst: 20 %." in alone.sentence

@@ -54,9 +54,12 @@ class ClientScores(NamedTuple):
                 points = ""
             else:
                 told.append(f"none {does}")
-        seeds = len(names) // max(1, len(next(iter(self.of[row].values()))))
-        under = f" in {seeds} seeds" if seeds > 1 else ""
-        return f"of {len(change)} clients{under}, {' and '.join(told)}"
+        clients = len(next(iter(self.of[row].values())))
+        seeds = len(names) // max(1, clients)
+        whom = f"{len(change)} clients"
+        if seeds > 1:
+            whom = f"{len(change)} cases ({clients} clients under {seeds} seeds)"
+        return f"of {whom}, {' and '.join(told)}"
 
     def worst(self, row: str, other: str = "") -> str:
         """Which client a row serves worst, and how another row serves it."""
