@@ -26,6 +26,10 @@ import fedmaba
 from fedmaba import cli
 from fedmaba.experiment import config, laboratory, sweep
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from tools import drawings
+
 FLOORS = {  # from the ground up: a module imports what stands before it (a test looks)
     "Ground": "errors stop rng user_code layer_names",
     "Algorithms": "strategies",
@@ -454,6 +458,8 @@ BLOCKS = {
     "python": python,
     "modules": modules,
     "options": options,
+    "rooms": lambda: drawings.rooms(FLOORS),
+    "round": drawings.one_round,
 }
 
 if __name__ == "__main__":
