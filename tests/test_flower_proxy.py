@@ -394,7 +394,7 @@ def test_the_sites_train_on_to_the_end(net):
         time.sleep(0.5)
     rounds = [line for line in read_rounds(net.folder / "state", 0) if "sites" in line]
     assert [line["round"] for line in rounds] == list(range(1, ROUNDS + 1))
-    assert all(len(line["sites"]) == SITES and not line["refused"] for line in rounds)
+    assert [line for line in rounds if len(line["sites"]) < SITES or line["refused"]] == []
     while not net.status(net.run).startswith("finished"):
         assert time.monotonic() < end
     assert net.status(net.run) == "finished:completed"
