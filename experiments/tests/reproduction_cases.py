@@ -27,6 +27,33 @@ def command(monkeypatch, capsys, tmp_path):
     return run
 
 
+SMALL = """
+strategies = ["fedavg", "fedmaba:alpha=[0.2,0.8]", "ditto:lam=[0.1,1.0]"]
+seeds = 2
+model = "softmax"
+[data]
+name = "sample"
+clients = 4
+validation = "20%"
+[train]
+rounds = 2
+steps = 1
+minibatch = 5
+[eval]
+every = 2
+finetune = 1
+[target]
+kind = "baselines"
+title = "A small search"
+search = 1
+[[target.variant]]
+title = "step size 0.1"
+set = { train = { lr = 0.1 } }
+[[target.variant]]
+title = "step size 0.2"
+set = { train = { lr = 0.2 } }
+strategies = ["fedavg"]
+"""
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
 

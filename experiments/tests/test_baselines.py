@@ -4,7 +4,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from reproduction_cases import ABOUT, command, grid_named
+from reproduction_cases import ABOUT, SMALL, command, grid_named
 
 import run_parts
 from fedmaba import strategies
@@ -14,33 +14,6 @@ from laboratory import archive, baseline_tables, page, picks, target_sources, ta
 from laboratory.targets import RunKey, Scale
 
 NAMES = [name for name in targets.names() if name.startswith("baselines-")]
-SMALL = """
-strategies = ["fedavg", "fedmaba:alpha=[0.2,0.8]", "ditto:lam=[0.1,1.0]"]
-seeds = 2
-model = "softmax"
-[data]
-name = "sample"
-clients = 4
-validation = "20%"
-[train]
-rounds = 2
-steps = 1
-minibatch = 5
-[eval]
-every = 2
-finetune = 1
-[target]
-kind = "baselines"
-title = "A small search"
-search = 1
-[[target.variant]]
-title = "step size 0.1"
-set = { train = { lr = 0.1 } }
-[[target.variant]]
-title = "step size 0.2"
-set = { train = { lr = 0.2 } }
-strategies = ["fedavg"]
-"""
 SIZE, HELD = np.full(4, 100), np.full(4, 50)
 
 

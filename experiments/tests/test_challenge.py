@@ -1,38 +1,12 @@
 """A strategy from outside enters a stored comparison under the rules of its rows."""
 
 import pytest
-from reproduction_cases import command
+from reproduction_cases import SMALL, command
 
 from fedmaba import strategies
 from fedmaba.errors import InputError
 from laboratory import challenge, targets
 
-SMALL = """
-strategies = ["fedavg", "fedmaba:alpha=[0.2,0.8]"]
-seeds = 2
-model = "softmax"
-[data]
-name = "sample"
-clients = 4
-validation = "20%"
-[train]
-rounds = 2
-steps = 1
-minibatch = 5
-[eval]
-every = 2
-[target]
-kind = "baselines"
-title = "A small search"
-search = 1
-[[target.variant]]
-title = "step size 0.1"
-set = { train = { lr = 0.1 } }
-[[target.variant]]
-title = "step size 0.2"
-set = { train = { lr = 0.2 } }
-strategies = ["fedavg"]
-"""
 MINE = '''
 from dataclasses import dataclass
 from typing import ClassVar
@@ -59,7 +33,7 @@ def entered(tmp_path, monkeypatch, capsys):
     """Type `fedmaba ...` where one small comparison is stored, and a strategy lies in a file."""
     where = tmp_path / "experiments"
     where.mkdir()
-    (where / "baselines-small.toml").write_text(SMALL)
+    (where / "baselines-small.toml").write_text(SMALL.replace(', "ditto:lam=[0.1,1.0]"', ""))
     monkeypatch.setattr(targets, "folder", lambda: where)
     name = f"mine_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(MINE)
