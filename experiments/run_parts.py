@@ -2,7 +2,8 @@
 
 A part is `TARGET#VARIANT@SEEDS/ROWS`: the variant's place in the target's file, counted from 1 (1
 where the target has one), its seeds, and its rows; seeds and rows may be left out. Of a target
-that searches, `TARGET#search/ROWS` is all its trials, and `TARGET#picks@SEEDS/ROWS` what these have
+that searches, `TARGET#search/ROWS` is all its trials so far (a pick at the end of its grid asks for
+more: name it again), and `TARGET#picks@SEEDS/ROWS` what these have
 picked, by all results that are there so far. A part that would not end in time, by the rate of the
 parts before it, is left out. All files of results are put into one ZIP file as soon as a part is
 done; `fedmaba reproduce TARGET --from FOLDER` reads them once they are unpacked. Data: --data-dir,
@@ -26,6 +27,7 @@ from pathlib import Path
 from fedmaba.experiment import config
 from laboratory import archive, picks, targets
 from laboratory.run import LoadedData, PendingBatch, begin
+from laboratory.run import batches_of as run_batches
 from laboratory.targets import Scale
 
 PART = re.compile(r"([\w-]+)(?:#(\d+|search|picks))?(?:@([\d,]+))?(?:/(.+))?")
@@ -58,12 +60,12 @@ def batches_of(
             replace(job, runs=tuple(k for k in job.runs if k.seed in job.fresh)) for job in jobs
         )
     else:
-        jobs = target.jobs if which == "search" else target.jobs[int(which or 1) - 1 :][:1]
-    left = [
-        PendingBatch(name, job, tuple(k for k in job.runs if k in missing))
-        for job in jobs
-        if (missing := set(archive.collect(done, job)[2]))
-    ]
+        jobs = picks.searched(target, done).jobs
+        jobs = jobs if which == "search" else jobs[int(which or 1) - 1 :][:1]
+    left: list[PendingBatch] = []
+    for job in jobs:
+        missing = set(archive.collect(done, job)[2])
+        left += run_batches(name, job, [key for key in job.runs if key in missing])
     return sorted(left, key=lambda work: -len(work.runs))
 
 

@@ -50,8 +50,8 @@ def every_strategy(out: Document, target: Target, batches: Sequence[ArchiveFile]
     reference = title_of(REFERENCE)
     rows = list(dict.fromkeys(run.label for run in history.runs))
     if rows:
-        settings = _settings(tried, target)
-        chosen = {title_of(t.row): settings[t.job, t.label] for t in tried if t.picked}
+        settings = _settings(tried)
+        chosen = {title_of(t.row): settings[t.job.digest, t.label] for t in tried if t.picked}
         out.grids.append(_with_settings(table.summary(history, "deployed"), chosen))
         if reference in rows and len(rows) > 1:
             out.grids += table.difference_tables(history, "deployed", "last", reference)
@@ -62,7 +62,7 @@ def every_strategy(out: Document, target: Target, batches: Sequence[ArchiveFile]
             out.grids.append(replace(table.summary(history, "personal"), name="personal"))
             for grid in table.incentive_grids(found, "personal"):
                 out.grids.append(replace(_titled(grid), name="incentive-personal"))
-    out.grids.append(_search(tried, target, history.unit))
+    out.grids.append(_search(tried, history.unit))
     if len(_shared_seeds(history)) > 1 and len(rows) > 1:
         out.figures["ranks"] = partial(figures.figure_of, history, "ranks", "deployed", (WIDE, 4.0))
 
@@ -77,18 +77,16 @@ def _all_diverged(row: str, tried: Sequence[SearchTrial]) -> bool:
     return all(t.found == t.asked for t in own) and not any(t.picked for t in own)
 
 
-def _settings(tried: Sequence[SearchTrial], target: Target) -> dict[tuple[int, str], str]:
+def _settings(tried: Sequence[SearchTrial]) -> dict[tuple[str, str], str]:
     """By experiment and label: in what trials of a row differ, and the experiment's title."""
     out = {}
     for trial in tried:
         mine, *others = (
-            asdict(target.jobs[t.job].strategies[t.label])
-            for t in (trial, *tried)
-            if t.row == trial.row
+            asdict(t.job.strategies[t.label]) for t in (trial, *tried) if t.row == trial.row
         )
         differ = [name for name in mine if any(o[name] != mine[name] for o in others)]
         told = [f"{name}={_plain(mine[name])}" for name in differ]
-        out[trial.job, trial.label] = ", ".join([*told, target.jobs[trial.job].title])
+        out[trial.job.digest, trial.label] = ", ".join([*told, trial.job.title])
     return out
 
 
@@ -146,15 +144,15 @@ def _ranks(history: History) -> list[Grid]:
     return [Grid("ranks", title, ["row", *(titles[name] for name in RANKED)], body)]
 
 
-def _search(tried: Sequence[SearchTrial], target: Target, unit: Unit) -> Grid:
+def _search(tried: Sequence[SearchTrial], unit: Unit) -> Grid:
     """Every trial with its scores on validation data."""
-    settings = _settings(tried, target)
+    settings = _settings(tried)
     head = ["row", "setting", "seeds", "picked"]
     head += [f"validation variance{unit.square}", f"validation {unit.name}{unit.mark}"]
     body = [
         [
             Cell(title_of(t.row)),
-            Cell(settings[t.job, t.label]),
+            Cell(settings[t.job.digest, t.label]),
             Cell(str(t.seeds)),
             Cell("yes" if t.picked else t.note, rank=0 if t.picked else 2),
             number(t.variance),

@@ -115,7 +115,7 @@ def document(stored: Target, entry: Target, batches: Sequence[ArchiveFile]) -> D
     history = replace(history, runs=[run for run in history.runs if model in run.models()])
     for trial in picks.trials(entry, batches):
         if trial.picked:
-            lr = entry.jobs[trial.job].title
+            lr = trial.job.title
             out.text.append(f"Picked on validation data: {trial.label}, {lr}.")
     out.text += _verdict(history, row, model)
     shown = {row, *map(title_of, BESIDE)}

@@ -1,7 +1,8 @@
 """Targets that search: trials, a pick for each row on validation data, fresh seeds of the picks.
 
-The trials are runs as any other, in the archive like the fresh ones, so the pick is a function of
-the archive: whoever reads the same files finds the same picks. Test data play no part. No torch.
+A pick at the end of its grid asks for more trials (grids.py). The trials are runs as any other, in
+the archive like the fresh ones, so the pick is a function of the archive: whoever reads the same
+files finds the same picks. Test data play no part. No torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fedmaba.results.metrics import Fairness, Unit
 from fedmaba.results.run_history import Model
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Strategy
-from laboratory import archive, targets
+from laboratory import archive, grids, targets
 from laboratory.archive import ArchiveFile
 from laboratory.targets import Job, RunKey, Target, row_of
 
@@ -26,7 +27,7 @@ class SearchTrial(NamedTuple):
     """One setting of one row, and its scores on validation data."""
 
     row: str
-    job: int  # It says which of the target's experiments this is.
+    job: Job  # the experiment that it belongs to
     label: str
     asked: int  #       seeds
     found: int  #       of them that are done
@@ -57,10 +58,26 @@ def judged_model(strategy: Strategy) -> Model:
     return "personal" if own else "deployed"
 
 
+def searched(target: Target, batches: Sequence[ArchiveFile]) -> Target:
+    """The target with every trial that its own results ask for."""
+    while target.view.further:
+        before = target
+        for trial in _scored(target, batches):
+            if trial.picked:
+                target = grids.extended(target, trial.row, trial.job, trial.label)
+        if target.jobs == before.jobs:
+            break
+    return target
+
+
 def trials(target: Target, batches: Sequence[ArchiveFile]) -> list[SearchTrial]:
     """Every trial row by row, the picked ones marked; a row that lacks a run has no pick."""
+    return _scored(searched(target, batches), batches)
+
+
+def _scored(target: Target, batches: Sequence[ArchiveFile]) -> list[SearchTrial]:
     rule = target.view.pick
-    found = [trial for j, job in enumerate(target.jobs) for trial in _of_job(j, job, batches, rule)]
+    found = [trial for job in target.jobs for trial in _of_job(job, batches, rule)]
     rows: dict[str, list[SearchTrial]] = {}
     for trial in found:
         rows.setdefault(trial.row, []).append(trial)
@@ -72,7 +89,7 @@ def _goodness(found: Fairness, rule: str, unit: Unit) -> float:
     return unit.sign * (found.worst if rule == "best:worst" else found.accuracy) / unit.scale
 
 
-def _of_job(j: int, job: Job, batches: Sequence[ArchiveFile], rule: str) -> list[SearchTrial]:
+def _of_job(job: Job, batches: Sequence[ArchiveFile], rule: str) -> list[SearchTrial]:
     """The trials of one experiment."""
     keys = _trial_keys(job)
     history = archive.deployed_history(batches, replace(job, runs=keys))
@@ -90,7 +107,7 @@ def _of_job(j: int, job: Job, batches: Sequence[ArchiveFile], rule: str) -> list
         out.append(
             SearchTrial(
                 row_of(label),
-                j,
+                job,
                 label,
                 asked,
                 done,
@@ -125,18 +142,19 @@ def with_picks(target: Target, batches: Sequence[ArchiveFile]) -> Target:
     target = replace(target, uses=tuple(with_picks(used, batches) for used in target.uses))
     if not target.view.search:
         return target
-    jobs = list(target.jobs)
-    for trial in trials(target, batches):
+    target = searched(target, batches)
+    jobs = {job.digest: job for job in target.jobs}
+    for trial in _scored(target, batches):
         if trial.picked:
-            job = jobs[trial.job]
+            job = jobs[trial.job.digest]
             (deploy,) = {key.deploy for key in job.runs if key.label == trial.label}
             asked, every = (
                 [RunKey(trial.label, seed, deploy) for seed in seeds]
                 for seeds in (job.fresh, job.every_fresh)
             )
             runs = tuple(dict.fromkeys([*job.runs, *asked]))
-            jobs[trial.job] = replace(job, runs=runs, every=job.every | {*every})
-    return replace(target, jobs=tuple(jobs))
+            jobs[job.digest] = replace(job, runs=runs, every=job.every | {*every})
+    return replace(target, jobs=tuple(jobs.values()))
 
 
 def picked_history(target: Target, batches: Sequence[ArchiveFile]) -> History:
@@ -144,7 +162,7 @@ def picked_history(target: Target, batches: Sequence[ArchiveFile]) -> History:
     runs = []
     for trial in trials(target, batches):
         if trial.picked:
-            job = target.jobs[trial.job]
+            job = trial.job
             deploys = {key.deploy for key in job.runs if key.label == trial.label}
             keys = tuple(RunKey(trial.label, seed, d) for seed in job.fresh for d in deploys)
             found = archive.deployed_history(batches, replace(job, runs=keys))

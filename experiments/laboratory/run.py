@@ -66,13 +66,16 @@ def plan(target: Target, out: Path, part: tuple[int, int] = (1, 1)) -> list[Pend
             some = [key for key in job.runs if (key.seed in job.fresh) == fresh]
             first, last = (len(some) * k // part[1] for k in (part[0] - 1, part[0]))
             asked += some[first:last]
-        forms: dict[tuple[str, ...], list[RunKey]] = {}  # A batch has one form of model.
-        for key in asked:
-            if key in missing:
-                form = job.strategies[key.label].local().own_layers
-                forms.setdefault(form, []).append(key)
-        left += [PendingBatch(target.name, job, tuple(runs)) for runs in forms.values()]
+        left += batches_of(target.name, job, [key for key in asked if key in missing])
     return left
+
+
+def batches_of(name: str, job: Job, keys: Sequence[RunKey]) -> list[PendingBatch]:
+    """Runs of a job as batches, each with one form of model."""
+    forms: dict[tuple[str, ...], list[RunKey]] = {}
+    for key in keys:
+        forms.setdefault(job.strategies[key.label].local().own_layers, []).append(key)
+    return [PendingBatch(name, job, tuple(runs)) for runs in forms.values()]
 
 
 def parse_part(text: str) -> tuple[int, int]:

@@ -69,6 +69,13 @@ class Variant(Section):
     apart: list[str] = Field(default=[])
 
 
+class Ends(Section):
+    """What a search tries beyond a grid whose end is picked, in this order, or why nothing."""
+
+    low: list[float] | str
+    high: list[float] | str
+
+
 class View(Section):
     """The section [target] of a file."""
 
@@ -104,6 +111,11 @@ class View(Section):
     clients: int = Field(default=0, ge=0)
     # Every trial has the seeds 0, 1, ...; with 0 nothing is searched.
     search: int = Field(default=0, ge=0)
+    # Every row tries all of these with each of its own values.
+    step_sizes: list[float] = Field(default=[])
+    further: dict[str, Ends] = Field(default={})  # by row; `lr` stands for the step sizes
+    # A row that the setting asks in another form, as all strategies name it.
+    instead: dict[str, str] = Field(default={})
     # It says which of a row's trials is picked, on validation data.
     pick: Literal["best:accuracy", "best:fair", "best:worst"] = "best:fair"
 
@@ -317,10 +329,14 @@ def _load_scaled(
             raise InputError(f"{name}.toml: uses {other!r}, which uses it: take one out")
     jobs = []
     if "strategies" in tree:
-        variants = view.variant or [Variant(title=view.title)]
+        tree["strategies"] = [view.instead.get(row_of(s), s) for s in tree["strategies"]]
+        steps = [
+            Variant(title=f"step size {lr:g}", set={"train": {"lr": lr}}) for lr in view.step_sizes
+        ]
+        variants = view.variant or steps or [Variant(title=view.title)]
         jobs = [_job(name, tree, view, variant, scale) for variant in variants]
     if view.search:
-        _check_search(name, jobs)
+        _check_search(name, view, jobs)
     shown = (other for other in view.uses if other not in scale.without)
     uses = tuple(_load_scaled(other, scale, known, above) for other in shown)
     known[name] = Target(name, view, tuple(jobs), uses, scale)
@@ -390,10 +406,32 @@ def _fresh(
     return tuple(every), tuple(chosen), list(range(1 if scale.quick else first))
 
 
-def _check_search(name: str, jobs: Sequence[Job]) -> None:
-    """Refuse a search in which rows have different numbers of trials, or nothing to pick on."""
+def step_size_of(job: Job) -> float:
+    return job.experiment.train.lr
+
+
+def with_step_size(job: Job, lr: float) -> Job:
+    """A job of another step size, without runs."""
+    title = f"step size {lr:g}"
+    experiment, whole = (
+        e.model_copy(update={"train": e.train.model_copy(update={"lr": lr})})
+        for e in (job.experiment, job.whole)
+    )
+    return replace(
+        job,
+        title=title,
+        experiment=experiment,
+        whole=whole,
+        strategies={},
+        runs=(),
+        every=frozenset(),
+    )
+
+
+def _check_search(name: str, view: View, jobs: Sequence[Job]) -> None:
+    """Refuse a search in which rows have different chances, or nothing to pick on."""
     trials = Counter(row_of(label) for job in jobs for label in job.strategies)
-    if len(set(trials.values())) > 1:
+    if not view.step_sizes and len(set(trials.values())) > 1:
         told = ", ".join(f"{row} {many}" for row, many in trials.items())
         raise InputError(f"{name}.toml: every row gets as many trials, but these differ: {told}")
     for job in jobs:

@@ -145,7 +145,7 @@ def test_without_a_target_all_are_listed_with_their_work(call):
             continue
         assert (runs, held) == (sum(len(work.runs) for work in works), 0)
         assert updates == sum(w.updates for w in works)
-    trials, fresh = 112 * 2, 28 * 10
+    trials, fresh = 610 * 2, 48 * 10
     many = trials + fresh
     assert sizes["baselines-fashion-mnist-partial"][:3] == [many, 0, many * 10 * 400]
     assert sizes["table2-fashion-mnist"][:3] == [94, 0, 94 * 100 * 1000]
