@@ -29,10 +29,36 @@ def title_of(row: str) -> str:
     return strategies.REGISTRY[row].title or row
 
 
-def titled_history(target: Target, batches: Sequence[ArchiveFile]) -> History:
-    """The fresh runs of what was picked, each row by the name that a paper prints."""
-    found = picks.picked_history(target, batches)
+def for_own_models(row: str) -> bool:
+    """Whether a row is there for models of the clients' own."""
+    return picks.for_own_models(strategies.REGISTRY[row]())
+
+
+def titled(found: History) -> History:
+    """The same runs, each row by the name that a paper prints."""
     return replace(found, runs=[replace(r, label=title_of(r.label)) for r in found.runs])
+
+
+def servers(target: Target, batches: Sequence[ArchiveFile]) -> History:
+    """The fresh runs of what was picked for the rows that are there for a server's model."""
+    found = picks.picked_history(target, batches)
+    return replace(found, runs=[run for run in found.runs if not for_own_models(run.label)])
+
+
+def own_models(target: Target, batches: Sequence[ArchiveFile]) -> History:
+    """All fresh runs with the clients' own models as the deployed one.
+
+    A row that is there for a server's model has the fine-tuned one.
+    """
+    found = picks.picked_history(target, batches)
+    runs = []
+    for run in found.runs:
+        strategy = strategies.REGISTRY[run.label]()
+        own = picks.for_own_models(strategy)
+        model = picks.judged_model(strategy) if own else "personal"
+        if run.tables and (own or run.has_personal):
+            runs.append(picks.judged_alone(run, run.label, model))
+    return replace(found, runs=runs)
 
 
 def every_strategy(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
@@ -43,28 +69,34 @@ def every_strategy(out: Document, target: Target, batches: Sequence[ArchiveFile]
         out.text.append(f"Every trial diverged: {', '.join(map(title_of, lost))}.")
     if rest := picks.waiting(target, batches):
         out.text.append(f"Not picked yet, because a trial is missing: {', '.join(rest)}.")
-    history = titled_history(target, batches)
-    told = dict.fromkeys(run.diverged for run in history.runs if run.diverged)
+    found = picks.picked_history(target, batches)
+    told = dict.fromkeys(run.diverged for run in found.runs if run.diverged)
     if told:
         out.text.append(f"Left out of every mean: {'; '.join(told)}.")
-    reference = title_of(REFERENCE)
-    rows = list(dict.fromkeys(run.label for run in history.runs))
-    if rows:
-        settings = _settings(tried)
-        chosen = {title_of(t.row): settings[t.job.digest, t.label] for t in tried if t.picked}
-        out.grids.append(_with_settings(table.summary(history, "deployed"), chosen))
-        if reference in rows and len(rows) > 1:
-            out.grids += table.difference_tables(history, "deployed", "last", reference)
-        out.grids += _ranks(history)
-        found = picks.picked_history(target, batches)  # Local training has its name in this table.
-        out.grids += [_titled(grid) for grid in table.incentive_grids(found, "deployed")]
-        if "personal" in history.models():
-            out.grids.append(replace(table.summary(history, "personal"), name="personal"))
-            for grid in table.incentive_grids(found, "personal"):
-                out.grids.append(replace(_titled(grid), name="incentive-personal"))
-    out.grids.append(_search(tried, history.unit))
-    if len(_shared_seeds(history)) > 1 and len(rows) > 1:
+    settings = _settings(tried)
+    chosen = {title_of(t.row): settings[t.job.digest, t.label] for t in tried if t.picked}
+    out.grids += _tables(servers(target, batches), chosen)
+    own = own_models(target, batches)
+    if any(for_own_models(run.label) for run in own.runs):
+        out.grids += [replace(grid, name=f"personal-{grid.name}") for grid in _tables(own, chosen)]
+    out.grids.append(_search(tried, found.unit))
+    history = titled(servers(target, batches))
+    if len(_shared_seeds(history)) > 1 and len({run.label for run in history.runs}) > 1:
         out.figures["ranks"] = partial(figures.figure_of, history, "ranks", "deployed", (WIDE, 4.0))
+
+
+def _tables(found: History, chosen: dict[str, str]) -> list[Grid]:
+    """Levels, differences to FedAvg, mean ranks, and how many clients gain by each row."""
+    history, reference = titled(found), title_of(REFERENCE)
+    rows = {run.label for run in history.runs}
+    if not rows:
+        return []
+    grids = [_with_settings(table.summary(history, "deployed"), chosen)]
+    if reference in rows and len(rows) > 1:
+        grids += table.difference_tables(history, "deployed", "last", reference)
+    grids += _ranks(history)
+    # Local training has its name in this table.
+    return grids + [_titled(grid) for grid in table.incentive_grids(found, "deployed")]
 
 
 def _titled(grid: Grid) -> Grid:
@@ -175,7 +207,7 @@ def over_settings(shown: dict[str, Target], batches: Sequence[ArchiveFile]) -> G
     ranks: dict[str, list[float]] = {}
     base = title_of(REFERENCE)
     for title, target in shown.items():
-        history = titled_history(target, batches)
+        history = titled(servers(target, batches))
         if len({run.seed for run in history.runs if run.label == base}) < 2:
             continue  # one seed shows no difference
         found = fairness_by_seed(history, "deployed", CHOICES["last"])

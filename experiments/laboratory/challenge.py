@@ -18,11 +18,10 @@ from fedmaba.experiment import fingerprint
 from fedmaba.report import ranks, table
 from fedmaba.report.document import Document, between
 from fedmaba.results.history import History
-from fedmaba.results.run_history import Model
 from fedmaba.strategies.base import Strategy
-from laboratory import picks, targets
+from laboratory import baseline_tables, picks, targets
 from laboratory.archive import ArchiveFile
-from laboratory.baseline_tables import title_of, titled_history
+from laboratory.baseline_tables import title_of
 from laboratory.selection import CHOICES, REFERENCE, by_seed, fairness_by_seed
 from laboratory.targets import Job, RunKey, Target, row_of
 
@@ -106,35 +105,37 @@ def document(stored: Target, entry: Target, batches: Sequence[ArchiveFile]) -> D
     """The new row beside FedAvg and FedMABA, its rank, and what it is proven to beat."""
     whole = both(stored, entry)
     first = next(iter(entry.jobs[0].strategies.values()))
-    row, model = title_of(first.name), picks.judged_model(first)
+    row = title_of(first.name)
     out = Document(f"{row} in {stored.name.removeprefix(PREFIX)}: {stored.view.title}")
     if not any(trial.picked for trial in picks.trials(entry, batches)):
         out.text.append(f"Every trial of {row} diverged, so it has no row.")
         return out
-    history = titled_history(whole, batches)
-    history = replace(history, runs=[run for run in history.runs if model in run.models()])
+    own = picks.for_own_models(first)
+    fresh = (baseline_tables.own_models if own else baseline_tables.servers)(whole, batches)
+    history = baseline_tables.titled(fresh)
     for trial in picks.trials(entry, batches):
         if trial.picked:
             lr = trial.job.title
             out.text.append(f"Picked on validation data: {trial.label}, {lr}.")
-    out.text += _verdict(history, row, model)
+    out.text += _verdict(history, row)
     shown = {row, *map(title_of, BESIDE)}
-    own = replace(history, runs=[run for run in history.runs if run.label in shown])
-    out.grids += [table.summary(own, model), *table.difference_tables(own, model, "last", row)]
+    few = replace(history, runs=[run for run in history.runs if run.label in shown])
+    out.grids.append(table.summary(few, "deployed"))
+    out.grids += table.difference_tables(few, "deployed", "last", row)
     out.text.append(_machines(batches))
     return out
 
 
-def _verdict(history: History, row: str, model: Model) -> Iterator[str]:
+def _verdict(history: History, row: str) -> Iterator[str]:
     """The rank by variance, and the rows from which the new one differs after Holm's correction."""
-    found = fairness_by_seed(history, model, CHOICES["last"])
+    found = fairness_by_seed(history, "deployed", CHOICES["last"])
     mean = {name: np.mean([*by_seed(found, name, "variance").values()]) for name in found}
     if row not in mean:
         yield f"No run of {row} with a fresh seed ended, so it has no rank."
         return
     place = 1 + sum(value < mean[row] for value in mean.values())
     yield f"{row} is number {place} of {len(mean)} by variance; number 1 has the least."
-    corrected = table.corrected_p_values(history, model, "last", row)
+    corrected = table.corrected_p_values(history, "deployed", "last", row)
     at = table.FIGURES.index("variance")
     proven = [name for name, p in corrected.items() if p[at] < ranks.SIGNIFICANT]
     words = {

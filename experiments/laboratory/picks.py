@@ -15,7 +15,7 @@ import numpy as np
 
 from fedmaba.results.history import History
 from fedmaba.results.metrics import Fairness, Unit
-from fedmaba.results.run_history import Model
+from fedmaba.results.run_history import Model, RunHistory
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Strategy
 from laboratory import archive, grids, targets
@@ -49,13 +49,31 @@ class TargetSize(NamedTuple):
     updates: int  # of clients, in all runs
 
 
-def judged_model(strategy: Strategy) -> Model:
-    """The model that a strategy is for: the clients' own if it hands out such, else the server's.
+def for_own_models(strategy: Strategy) -> bool:
+    """Whether a strategy is there for models of the clients' own, and its server is a means.
 
     A model that is trained alone so that the server learns its loss is a yardstick.
     """
-    own = strategy.local().personal is not None and not strategy.needs().alone
-    return "personal" if own else "deployed"
+    local = strategy.local()
+    own = local.own_model or bool(local.own_layers) or local.second is not None
+    return own and not strategy.needs().alone
+
+
+def judged_model(strategy: Strategy) -> Model:
+    """The model that a strategy is for.
+
+    A client that trains layers of its own is served by the deployed model with these layers.
+    """
+    local = strategy.local()
+    trained_layers = bool(local.own_layers) and local.own_epochs != 0
+    return "personal" if for_own_models(strategy) and not trained_layers else "deployed"
+
+
+def judged_alone(run: RunHistory, label: str, model: Model) -> RunHistory:
+    """A run by this name with one model, as its deployed one."""
+    recorded = run.recorded(model)
+    tables = {f"deployed.{word}": run.tables[f"{recorded}.{word}"] for word in ("accuracy", "loss")}
+    return replace(run, label=label, tables={"evaluated": run.tables["evaluated"], **tables})
 
 
 def searched(target: Target, batches: Sequence[ArchiveFile]) -> Target:

@@ -8,7 +8,6 @@ are in per cent of its error. A block of ranks is a federation under one seed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ from fedmaba import strategies
 from fedmaba.report import ranks as rank_tests
 from fedmaba.report.document import Cell, Grid, number
 from fedmaba.results.history import History
-from fedmaba.results.run_history import RunHistory
 from laboratory import picks
 from laboratory.archive import ArchiveFile
 from laboratory.baseline_tables import title_of
@@ -41,18 +39,11 @@ def judged(target: Target, batches: Sequence[ArchiveFile]) -> History:
     for run in picks.picked_history(target, batches).runs:
         if run.diverged:
             continue
-        own = picks.judged_model(strategies.REGISTRY[run.label]()) == "personal"
-        out.append(_with(run, title_of(run.label), own))
-        if run.label == REFERENCE and "personal.accuracy" in run.tables:
-            out.append(_with(run, TUNED, True))
+        model = picks.judged_model(strategies.REGISTRY[run.label]())
+        out.append(picks.judged_alone(run, title_of(run.label), model))
+        if run.label == REFERENCE and run.has_personal:
+            out.append(picks.judged_alone(run, TUNED, "personal"))
     return History(out, target.jobs[0].experiment.eval.share)
-
-
-def _with(run: RunHistory, label: str, own: bool) -> RunHistory:
-    """A run by this name whose deployed model is, if asked, the clients' own."""
-    model = "personal" if own else "deployed"
-    tables = {f"deployed.{word}": run.tables[f"{model}.{word}"] for word in ("accuracy", "loss")}
-    return replace(run, label=label, tables={"evaluated": run.tables["evaluated"], **tables})
 
 
 def _levels(

@@ -108,7 +108,13 @@ def test_a_yardstick_that_clients_train_alone_is_not_judged(small, tmp_path):
     held = ALIKE | {(0, "eagle"): UNEVEN, (0, "eagle:lam=5"): EVEN}
     assert picked(*fill(tmp_path / "a", held, own={"eagle": BETTER}))["eagle"] == (0, "eagle:lam=5")
     judged = {row: picks.judged_model(kind()) for row, kind in strategies.REGISTRY.items()}
-    assert {row for row, model in judged.items() if model == "personal"} == {"ditto", "local"}
+    assert {row for row, model in judged.items() if model == "personal"} == {
+        *("ditto", "local", "pfedme", "apfl", "perfedavg", "fedbabu"),
+    }
+    layers = {row for row, kind in strategies.REGISTRY.items() if picks.for_own_models(kind())}
+    assert layers - {row for row, model in judged.items() if model == "personal"} == {
+        *("fedper", "fedrep", "lgfedavg"),
+    }
 
 
 def test_a_trial_that_diverged_is_not_picked_and_one_that_lacks_leaves_its_row_out(small, tmp_path):
@@ -144,6 +150,78 @@ def test_fresh_seeds_follow_those_of_the_trials(small, tmp_path):
     assert one.jobs[0].fresh == (2,)
     with pytest.raises(InputError, match="leaves none of the seeds 1 to 2, which no trial has"):
         targets.load_target("baselines-small", Scale(seeds=(0,)))
+
+
+GRID = SMALL.partition("[[target.variant]]")[0].replace("[0.2,0.8]", "[0.2,0.5,0.8]")
+GRID = (
+    GRID.replace(', "ditto:lam=[0.1,1.0]"', "")
+    + """
+step_sizes = [0.05, 0.1, 0.2, 0.4]
+[target.further]
+lr = { low = [0.02], high = [0.8, 1.6] }
+fedmaba = { low = "alpha = 0 is FedAvg", high = [0.9, 1.0] }
+"""
+)
+
+
+def fill_grid(folder, best, lacking=()):
+    """The trials of the grid, round after round of what it asks for, EVEN at the best places."""
+    folder.mkdir()
+    target, batches = targets.load_target("baselines-small"), []
+    while asked := [
+        (job, left)
+        for job in picks.searched(target, batches).jobs
+        if (left := [k for k in archive.collect(batches, job)[2] if k.label not in lacking])
+    ]:
+        for job, keys in asked:
+            lr = job.experiment.train.lr
+            runs = [made(k, EVEN, EVEN if (lr, k.label) in best else UNEVEN) for k in keys]
+            about = ABOUT | {"settings": job.settings}
+            name = f"{len(list(folder.iterdir()))}.npz"
+            archive.write_archive(folder / name, runs, [HELD] * len(runs), about)
+        batches = archive.read_folder(folder)
+    return target, batches
+
+
+def test_a_pick_at_the_end_of_its_grid_is_tried_further(small, tmp_path, capsys, monkeypatch):
+    small.write_text(GRID)
+    best = {(0.1, "fedavg"), (0.4, "fedmaba:alpha=0.8"), (0.8, "fedmaba:alpha=0.8")}
+    target, batches = fill_grid(tmp_path / "a", best)
+    tried = [(t.row, t.job.experiment.train.lr, t.label) for t in picks.trials(target, batches)]
+    assert [t for t in tried if t[0] == "fedavg"] == [
+        ("fedavg", lr, "fedavg") for lr in (0.05, 0.1, 0.2, 0.4)
+    ]
+    base = {(lr, a) for lr in (0.05, 0.1, 0.2, 0.4) for a in ("0.2", "0.5", "0.8")}
+    found = {(lr, label.partition("=")[2] or "0.5") for row, lr, label in tried if row != "fedavg"}
+    # the first of the best is kept, and beyond it nothing is better
+    assert found - base == {(0.8, "0.8"), (0.4, "0.9")}
+    assert equal_chances.unequal_rules(target) == []
+    assert len(list(equal_chances.missing_chances(target, batches))) == 2  # no fresh seeds yet
+    only = {(1.6, "fedavg")}  # the pick moves along the line to where the file ends
+    far = {(0.4, "fedavg"), (0.8, "fedavg")} | only
+    ends = fill_grid(tmp_path / "b", only | {(0.05, "fedmaba:alpha=0.2")})
+    assert "fedavg" in {t.row for t in picks.trials(*ends) if t.picked}
+    met = equal_chances.ends_met(*fill_grid(tmp_path / "c", far | {(0.05, "fedmaba:alpha=0.2")}))
+    assert met["alpha = 0 is FedAvg"] == 1
+    monkeypatch.setattr(equal_chances, "RESULTS", tmp_path / "a")
+    assert equal_chances.main(["baselines-small"]) == 1
+    assert "fedmaba lacks the fresh seeds [1, 2]" in capsys.readouterr().out
+
+
+def test_a_row_whose_further_trials_are_missing_waits(small, tmp_path):
+    small.write_text(GRID)
+    best = {(0.1, "fedavg"), (0.1, "fedmaba:alpha=0.8")}
+    target, batches = fill_grid(tmp_path / "a", best, lacking=("fedmaba:alpha=0.9",))
+    assert picks.waiting(target, batches) == ["fedmaba"]
+    assert [f for f in equal_chances.missing_chances(target, batches) if "lacks 1 runs" in f]
+
+
+def test_rules_that_give_a_row_less_are_named(small):
+    small.write_text(GRID.replace("0.2,0.5,0.8", "0.2,0.8").replace("lr = { low", "fedavg = { low"))
+    faults = " ".join(equal_chances.unequal_rules(targets.load_target("baselines-small")))
+    assert "fedmaba has 2 values of alpha, not 3" in faults
+    assert "lr has no entry" in faults
+    assert "fedavg has a needless entry" in faults
 
 
 def test_rows_with_other_numbers_of_trials_are_refused(small):
@@ -190,14 +268,17 @@ def test_parts_search_then_run_what_was_picked(parts, capsys):
     assert {run.label for run in source.history.runs} == {"fedavg", "fedmaba", "ditto"}
     written = page.document(target, batches)
     names = [row[0].text for row in grid_named(written, "levels").rows]
+    assert names == ["FedAvg", "FedMABA"]
+    names = [row[0].text for row in grid_named(written, "personal-levels").rows]
     assert names == ["FedAvg", "FedMABA", "Ditto"]
     assert len(grid_named(written, "search").rows) == 6
-    assert len(grid_named(written, "ranks").rows) == 3
-    assert {"personal", "differences", "holm"} <= {grid.name for grid in written.grids}
+    assert len(grid_named(written, "ranks").rows) == 2
+    names = {grid.name for grid in written.grids}
+    assert {"personal-levels", "personal-holm", "differences"} <= names
     assert written.figures.keys() == {"ranks"}
     assert not [text for text in written.text if text.startswith("Not run yet")]
     shown = baseline_tables.over_settings({"here": target}, batches)
-    assert {row[0].text for row in shown.rows} == set(names)
+    assert {row[0].text for row in shown.rows} == {"FedAvg", "FedMABA"}
 
 
 @pytest.mark.slow
@@ -206,7 +287,7 @@ def test_one_command_searches_runs_the_picks_and_redraws_them(small, tmp_path, m
     where = tmp_path / "out"
     code, first, said = run("baselines-small", "--out", where, "--device", "cpu")
     assert code == 0, said
-    assert "Holm's correction for 2 rows" in first
+    assert "Holm's correction" in first
     held = sum(len(batch.keys) for batch in archive.read_folder(where))
     assert held == 12
     code, again, _ = run("baselines-small", "--from", where, "--out", where)

@@ -83,7 +83,7 @@ def test_the_worst_tenth_picks_and_differences_are_in_per_cent(tmp_path):
     target = written(tmp_path, "real-star", fedavg_and_ditto)
     batches = archive.read_folder(tmp_path)
     found = {t.row: t for t in picks.trials(target, batches) if t.picked}
-    assert target.jobs[found["fedavg"].job].experiment.train.lr == 0.1
+    assert found["fedavg"].job.experiment.train.lr == 0.1
     assert found["fedavg"].good == pytest.approx(-3.0)
     table = real_tables.over_federations({"schools": target}, batches)
     lines = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
