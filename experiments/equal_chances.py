@@ -54,8 +54,8 @@ def _missing_ends(target: Target) -> Iterator[str]:
         own = grids.own_parameter(made)
         if own and not isinstance(getattr(made[0], own), str):
             numeric.add(row)
-    given = target.view.further
-    for row in sorted(numeric ^ given.keys()):
+    given, left_out = target.view.further, {k for k, s in target.view.instead.items() if not s}
+    for row in sorted(numeric ^ (given.keys() - left_out)):
         have = "no" if row in numeric else "a needless"
         yield f"{target.name}: {row} has {have} entry in target.further"
     for row, ends in given.items():

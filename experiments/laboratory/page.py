@@ -74,7 +74,7 @@ def _about(target: Target, jobs: Sequence[Job], found: dict[str, Any]) -> list[s
         )
     text += [part for part in (view.note, view.rule and f"Rule: {view.rule}") if part]
     if target.jobs and not view.variant:
-        text.append(f"Set-up: {_setup(target.jobs[0])}.")
+        text.append(f"Set-up: {_setup(target.jobs[0], view.step_sizes)}.")
     missing = [key for _, _, keys in found.values() for key in keys]
     if missing:
         several = _variants(jobs, found) if target.jobs else _lacking(target, found)
@@ -85,8 +85,9 @@ def _about(target: Target, jobs: Sequence[Job], found: dict[str, Any]) -> list[s
     return text
 
 
-def _setup(job: Job) -> str:
+def _setup(job: Job, step_sizes: Sequence[float]) -> str:
     asked = job.experiment
+    steps = " or ".join(f"{lr:g}" for lr in step_sizes or [asked.train.lr])
     data, train = asked.data, asked.train
     some = "all" if train.participants == "all" else f"{train.participants} of them"
     work = f"{train.steps} steps" if train.steps else f"{train.epochs} epoch"
@@ -103,7 +104,7 @@ def _setup(job: Job) -> str:
     return (
         f"{what}, {hostile}{some} in each round, "
         f"{train.rounds:,} rounds, {work} of minibatch {train.minibatch} at step size "
-        f"{train.lr:g} · {train.lr_decay:g}^round, model {asked.model}, "
+        f"{steps} · {train.lr_decay:g}^round, model {asked.model}, "
         f"{tested}{held}{', ' if tested or held else ''}"
         f"evaluation every {f'{asked.eval.every} rounds' if asked.eval.every > 1 else 'round'}"
     )

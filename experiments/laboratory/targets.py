@@ -114,7 +114,7 @@ class View(Section):
     # Every row tries all of these with each of its own values.
     step_sizes: list[float] = Field(default=[])
     further: dict[str, Ends] = Field(default={})  # by row; `lr` stands for the step sizes
-    # A row that the setting asks in another form, as all strategies name it.
+    # How this target tries a row that `like` names; "" leaves it out.
     instead: dict[str, str] = Field(default={})
     # It says which of a row's trials is picked, on validation data.
     pick: Literal["best:accuracy", "best:fair", "best:worst"] = "best:fair"
@@ -329,7 +329,8 @@ def _load_scaled(
             raise InputError(f"{name}.toml: uses {other!r}, which uses it: take one out")
     jobs = []
     if "strategies" in tree:
-        tree["strategies"] = [view.instead.get(row_of(s), s) for s in tree["strategies"]]
+        listed = [view.instead.get(row_of(spec), spec) for spec in tree["strategies"]]
+        tree["strategies"] = [spec for spec in listed if spec]
         steps = [
             Variant(title=f"step size {lr:g}", set={"train": {"lr": lr}}) for lr in view.step_sizes
         ]
@@ -503,11 +504,16 @@ def _read(name: str) -> dict[str, Any]:
     """The tree of a target with all that it takes over."""
     if name not in names():
         raise unknown("target", name, names())
+    return _read_file(name)
+
+
+def _read_file(name: str) -> dict[str, Any]:
+    """The tree of a file, which is a target or lies in `like/`, where targets share their keys."""
     tree = experiment_file.read_toml(folder() / f"{name}.toml")
     if not isinstance(tree.get("target"), dict):
         raise InputError(f"{name}.toml has no section [target]: add one, with kind and title")
     like = tree["target"].pop("like", None)
-    return tree if like is None else _merge(_read(like), tree)
+    return tree if like is None else _merge(_read_file(like), tree)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
