@@ -14,10 +14,8 @@ ERROR = Metric("error", lower=True, shares=False)
 
 
 # Two step sizes for each row, the pick by the worst tenth, one search seed and three fresh ones.
-SMALL = SMALL.replace(
-    "search = 1", 'search = 1\npick = "best:worst"\nstep_sizes = [0.02, 0.05, 0.1]'
-)
 SMALL = SMALL.partition("[[target.variant]]")[0].replace("seeds = 2", "seeds = 3")
+SMALL += 'pick = "best:worst"\nstep_sizes = [0.02, 0.1]\n'
 SMALL = SMALL.replace('"fedmaba:alpha=[0.2,0.8]", "ditto:lam=[0.1,1.0]"', '"ditto"')
 
 
