@@ -81,8 +81,9 @@ def every_strategy(out: Document, target: Target, batches: Sequence[ArchiveFile]
         out.grids += [replace(grid, name=f"personal-{grid.name}") for grid in _tables(own, chosen)]
     out.grids.append(_search(tried, found.unit))
     history = titled(servers(target, batches))
-    if len(_shared_seeds(history)) > 1 and len({run.label for run in history.runs}) > 1:
-        out.figures["ranks"] = partial(figures.figure_of, history, "ranks", "deployed", (WIDE, 4.0))
+    if len({run.label for run in history.runs}) > 1:
+        size = (WIDE, 4.6)
+        out.figures["tradeoff"] = partial(figures.figure_of, history, "tradeoff", "deployed", size)
 
 
 def _tables(found: History, chosen: dict[str, str]) -> list[Grid]:
