@@ -444,32 +444,11 @@ def which(batches: list[archive.ArchiveFile]) -> str:
     return document.markdown_table(Grid("which", title, head, body))
 
 
-def robust(batches: list[archive.ArchiveFile]) -> str:
-    """A table for each attack: what each row gives the honest clients, and its price."""
-    name, figures = "attacks-fashion-mnist", ("variance", "accuracy", "worst")
-    head = ["row", "seeds", "variance %²", "accuracy %", "worst 5 %"]
-    head += ["accuracy, minus FedAvg's", "worst 5 %, minus FedAvg's"]
-    out = []
-    for k, job in enumerate(target_of(name).jobs, 1):
-        body = []
-        for row in job.strategies:
-            at = [by_seed(f"{name}#{k}", row, f, "deployed", "last", batches) for f in figures]
-            base = [
-                by_seed(f"{name}#{k}", "fedavg", f, "deployed", "last", batches) for f in figures
-            ]
-            if not at[0]:
-                continue
-            levels = [document.number(paired.moments([*found.values()])[0]) for found in at]
-            spans = map(paired.difference, at[1:], base[1:])
-            apart = [Cell("") if row == "fedavg" else span_cell(span) for span in spans]
-            body.append([Cell(row), Cell(str(len(at[0]))), *levels, *apart])
-        if body:
-            out.append(document.markdown_table(Grid("robust", job.title, head, body)))
-    return "\n\n".join(out)
-
-
-FAIR = {  # robust rules with FedMABA's weights, and without
+ATTACKED = ("attacks-fashion-mnist", "attacks-cifar10", "attacks-softmax")
+FIGURES = {"accuracy": "accuracy %", "worst": "worst 5 %", "variance": "variance %²"}
+FAIR = {  # rules with FedMABA's weights, and without
     "fedmaba": "fedavg",
+    "median:weights=fedmaba": "median",
     "trimmed:weights=fedmaba,share=0.3": "trimmed:share=0.3",
     "rfa:weights=fedmaba": "rfa",
     "cclip:weights=fedmaba": "cclip",
@@ -478,22 +457,64 @@ FAIR = {  # robust rules with FedMABA's weights, and without
 }
 
 
+def robust(batches: list[archive.ArchiveFile]) -> str:
+    """What each row gives the honest clients under each attack, bold where FedAvg differs."""
+
+    def cell(name: str, row: str, figure: str) -> Cell:
+        found, base = (
+            by_seed(name, one, figure, "deployed", "last", batches) for one in (row, "fedavg")
+        )
+        level = document.number(paired.moments([*found.values()])[0])
+        return level._replace(rank=0 if paired.difference(found, base).distinguishable else 2)
+
+    return under_attack(batches, "bold where it differs from FedAvg's", cell)
+
+
 def fair_weights(batches: list[archive.ArchiveFile]) -> str:
-    """What FedMABA's weights change behind each robust rule, under the same seeds."""
-    name, figures = "attacks-fashion-mnist", ("variance", "accuracy", "worst")
-    body = []
-    for k, job in enumerate(target_of(name).jobs, 1):
-        for row, base in FAIR.items():
-            found, plain = (
-                [by_seed(f"{name}#{k}", one, f, "deployed", "last", batches) for f in figures]
-                for one in (row, base)
-            )
-            if found[0] and plain[0]:
-                spans = map(span_cell, map(paired.difference, found, plain))
-                body.append([Cell(job.title), Cell(base), Cell(str(len(found[0]))), *spans])
-    title = "With FedMABA's weights, minus the same rule with equal ones"
-    head = ["hostile", "rule", "seeds", "variance %²", "accuracy", "worst 5 %"]
-    return document.markdown_table(Grid("fair", title, head, body))
+    """What FedMABA's weights change behind each rule, under the same seeds."""
+
+    def cell(name: str, row: str, figure: str) -> Cell:
+        found, plain = (
+            by_seed(name, one, figure, "deployed", "last", batches) for one in (row, FAIR[row])
+        )
+        return span_cell(paired.difference(found, plain))
+
+    title = "with FedMABA's weights, minus the same rule with equal ones"
+    return under_attack(batches, title, cell, tuple(FAIR))
+
+
+def under_attack(
+    batches: list[archive.ArchiveFile],
+    title: str,
+    cell: Callable[[str, str, str], Cell],
+    rows: tuple[str, ...] = (),
+) -> str:
+    """A table for each experiment and figure: a column for each attack; all rows, or these."""
+    out = []
+    for name in ATTACKED:
+        tried = {
+            f"{name}#{k}": hostile(job)
+            for k, job in enumerate(target_of(name).jobs, 1)
+            if history_of(f"{name}#{k}", batches).runs
+        }
+        found = {run.label for at in tried for run in history_of(at, batches).runs}
+        first = target_of(name).jobs[0]
+        about = f"{first.experiment.data.name}, {first.experiment.model}"
+        for figure, words in FIGURES.items() if tried else ():
+            body = [
+                [Cell(row), *(cell(at, row, figure) for at in tried)]
+                for row in rows or first.strategies
+                if row in found
+            ]
+            caption = f"{about}: {words}, {title}"
+            out.append(document.markdown_table(Grid(figure, caption, ["", *tried.values()], body)))
+    return "\n\n".join(out) if out else "Not run yet."
+
+
+def hostile(job: targets.Job) -> str:
+    """What hostile clients do, and how many do it."""
+    attack = job.experiment.attack
+    return f"{attack.share} {attack.does}" if attack.does else "nobody"
 
 
 def span_cell(span: paired.Interval) -> Cell:

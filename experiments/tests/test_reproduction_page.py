@@ -74,6 +74,22 @@ def test_the_page_has_every_row_of_the_paper_and_every_statement_in_words(tmp_pa
     assert len(shown.splitlines()) == 4 + counted
 
 
+def test_robust_rules_have_a_column_for_each_attack_and_share_of_both_data_sets(tmp_path):
+    batches = fill(tmp_path, "attacks-fashion-mnist", "attacks-cifar10")
+    levels = pages.TABLES["robust"](batches).split("\n\n")
+    assert [title.split(",")[0] for title in levels[::2]] == ["**fashion-mnist"] * 3 + [
+        "**cifar10"
+    ] * 3
+    (head, _, fedavg, *rows), last = (levels[k].splitlines() for k in (1, 11))
+    shares = [f"{share}% {does}" for does in ("update=-3", "loss=x3", "labels=flip")
+              for share in (10, 20, 30)]  # fmt: skip
+    assert head.split(" | ")[1:-1] == ["nobody", *shares]
+    assert (len(rows), len(last), "**" in fedavg) == (18, 11, False)
+    differences = pages.TABLES["fair_weights"](batches).split("\n\n")
+    assert [len(differences[k].splitlines()) - 2 for k in (1, 11)] == [7, 3]
+    assert pages.TABLES["robust"]([]) == "Not run yet."
+
+
 def test_every_file_of_results_is_found_by_a_target():
     wanted = {job.digest for target in targets.every_target() for job in target.every_job()}
     for path in sorted(RESULTS.glob("*.npz")):
