@@ -26,7 +26,7 @@ from fedmaba.simulation.engine import Plan, Run, simulate, start
 # two; FedRep passes over the data twice. Of these, half the rate that their passes would leave.
 NEEDED = {"scaffold": 0.7, "feddyn": 0.7, "ditto": 0.4}
 NEEDED |= {"fedntd": 0.375, "moon": 0.3, "fedrep:epochs=1": 0.25, "median": 0.5}
-SPECS = ("fedavg", *NEEDED, "scaffold:option=I", "fednova", "local")
+SPECS = ("fedavg", *NEEDED, "scaffold:option=I", "fednova", "local", "fedala")
 JOBS = {  # model, images per client, runs, participants of 100, precision, rounds of a turn
     "cuda": {
         "mlp, 33 runs x 100 clients": ("mlp", 600, 33, None, "tf32", 15),

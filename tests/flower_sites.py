@@ -83,6 +83,8 @@ def kept_by(flower, folder, c: int, weights) -> dict[str, dict[str, np.ndarray]]
     told = KeptVectorsTask(server.federation, server.round + 1, counted)
     zeros = {name: np.zeros_like(w) for name, w in weights.items()}
     begin = dict.fromkeys(local.keep, zeros) | dict.fromkeys(local.models_kept, weights)
+    if local.second is not None and local.second.kind == "between":
+        begin["second"] = {name: np.ones_like(w) for name, w in weights.items()}
     return KeptVectors(folder / f"kept-{c}", f"site-{c}").load(told, begin)
 
 

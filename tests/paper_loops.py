@@ -284,6 +284,34 @@ class APFL(PaperLoop):
         self.model = sum(sent) / len(sent)
 
 
+class FedALA(PaperLoop):
+    """Algorithm 1 of Zhang et al. 2023 for the last layers, with steps on the first minibatches."""
+
+    def __init__(self, *args, eta=1.0, steps=10, last=2):
+        super().__init__(*args)
+        self.eta, self.steps = eta, steps
+        self.p = sum([p.numel() for p in self.plain.model.parameters()][-last:])
+        self.own = [self.model.clone() for _ in range(self.n)]
+        self.v = [torch.ones_like(self.model) for _ in range(self.n)]  # W_i^p after ones
+
+    def round(self, t, cohort, lr):
+        sent = []
+        for i in cohort:
+            w, batches, ours = self.v[i][-self.p :], self.batches(i, t), self.own[i][-self.p :]
+            apart = self.model[-self.p :] - ours
+            y = torch.cat([self.model[: -self.p], ours + apart * w])
+            for s in range(self.steps):
+                rows, key = batches[s % len(batches)][0], batches[0][1] + ((s + 1) << 32)
+                w = (w - self.eta * self.gradient(y, rows, key)[-self.p :] * apart).clamp(0, 1)
+                y = torch.cat([self.model[: -self.p], ours + apart * w])
+            self.v[i] = torch.cat([self.v[i][: -self.p], w])
+            for rows, key in batches:
+                y = y - lr * self.gradient(y, rows, key)
+            self.own[i] = y
+            sent.append(y)
+        self.model = sum(p * y for p, y in zip(self.shares(cohort), sent, strict=True))
+
+
 class FedVARP(PaperLoop):
     """Algorithm 1 of Jhunjhunwala et al. 2022, whose server keeps every y_j."""
 

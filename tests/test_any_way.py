@@ -44,7 +44,7 @@ CASES = {
         mlp,
     ),
     "second": (
-        ["pfedme:lam=3,steps=2", "perfedavg:alpha=0.1", "apfl", "apfl:alpha=0.8", "fedavg"],
+        ["pfedme:lam=3,steps=2", "perfedavg:alpha=0.1", "apfl", "apfl:alpha=0.8", "fedala:eta=9"],
         replace(SOME, chunk=2),
         mlp,
     ),

@@ -61,6 +61,7 @@ BOTH = [
     *("scaffold", "scaffold:option=I", "feddyn", "fednova", "mifa", "local", "eagle:lam=3"),
     *("mifa:memory=gradient", "fedvarp", "maxfl", "feddgga:d=1"),
     *("pfedme:lam=3,steps=2", "perfedavg:alpha=0.1", "apfl:alpha=0.3"),
+    "fedala:eta=9,steps=2",
     *("ditto:lam=0.1", "ditto:lam=0,server=fedmaba", "ditto:server=scaffold", "moon"),
     *(Pulled(), Pulled(keeps=True), Drifting()),
 ]

@@ -117,7 +117,7 @@ def test_rows_that_follow_one_another_are_read_in_place_and_others_copied():
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda: Second("beside"), "kind='beside'.*choose one of ahead, towards, mixed"),
+        (lambda: Second("beside"), "kind='beside'.*choose one of ahead, towards, mixed, between"),
         (lambda: Second("ahead", 0), "steps=0.*whole number from 1"),
         (lambda: Second("towards", lr=-1), "lr=-1"),
         (lambda: Second("mixed", mix="half"), "mix='half'"),
@@ -126,6 +126,7 @@ def test_rows_that_follow_one_another_are_read_in_place_and_others_copied():
         (lambda: Local(second=Second("ahead"), personal=Personal()), "does not go with personal"),
         (lambda: Local(second=Second("ahead"), own_layers=("last",)), "go with own_layers"),
         (lambda: one("ditto:server=apfl"), "models of their own already"),
+        (lambda: one("fedala:layers=+"), "name weights"),
         (lambda: one("pfedme:steps=0"), "pfedme: steps=0"),
         (lambda: one("pfedme:lr=0.1").local(), "pull=15.0.*lr times pull must be below 1"),
     ],
@@ -137,8 +138,9 @@ def test_a_second_model_that_makes_no_sense_is_refused_in_one_line(made, why):
 
 
 def test_second_models_survive_the_way_to_a_site():
-    local = one("apfl:alpha=0.3").local()
-    assert Local.from_task({"local": json.dumps(local.to_json())}) == local
+    for spec in ("apfl:alpha=0.3", "fedala:layers=0.*"):
+        local = one(spec).local()
+        assert Local.from_task({"local": json.dumps(local.to_json())}) == local
 
 
 def test_limits_of_second_models(fed):
@@ -152,3 +154,7 @@ def test_limits_of_second_models(fed):
     whole = replace(plan, minibatch=999)  # but with a single one it is FedAvg
     batch, _ = played(["fedavg:weights=uniform", "perfedavg:alpha=0"], fed, whole, mlp)
     assert apart(batch.progress.model[1], batch.progress.model[0]) < 1e-12
+    batch, _ = played(["fedavg", "fedala:eta=0"], fed, plan, mlp)  # all the way to the server's
+    assert apart(batch.progress.model[1], batch.progress.model[0]) < 1e-12
+    with pytest.raises(InputError, match=r"layers 'top.*' fit no weight: choose .*weight"):
+        played(["fedala:layers=top.*"], fed, plan, mlp)

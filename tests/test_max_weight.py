@@ -17,7 +17,7 @@ BOUNDED = [
     *("term:T=3,normalise=reference", "deltafl:theta=0.3", "deltafl:theta=0.4,weights=uniform"),
     *("fedgini", "fedgini:epsilon=0", "gifair:lam=1", "aaggff", "ditto:server=fedmaba"),
     *("pfedme:beta=0.7", "perfedavg", "apfl"),
-    *("fedntd", "fedper", "fedrep", "lgfedavg", "fedbabu"),
+    *("fedala", "fedntd", "fedper", "fedrep", "lgfedavg", "fedbabu"),
     *("fedmaba:eta_b=9", "fedmaba:eta_b=9,rho=0.1,alpha=1", "fedmaba:eta_b=9,rho=0"),
     *("fedmaba:eta_b=9,eta_s=2.5,rho=0.5", "fedmaba:eta_b=9,ball=global,alpha=1"),
     *("fedmaba:eta_b=9,rho=1e-9,alpha=1", "fedmaba:eta_b=2,trust=usual,sync=overwrite"),

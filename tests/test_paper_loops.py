@@ -41,6 +41,8 @@ LOOPS = {
     ),
     "perfedavg:alpha=0.1": (paper_loops.PerFedAvg, {"alpha": 0.1}),
     "apfl:alpha=0.3": (paper_loops.APFL, {"alpha": 0.3}),
+    "fedala": (paper_loops.FedALA, {}),
+    "fedala:eta=40,steps=3": (paper_loops.FedALA, {"eta": 40.0, "steps": 3}),
     "moon": (paper_loops.Moon, {}),
     "moon:mu=0.3,tau=1": (paper_loops.Moon, {"mu": 0.3, "tau": 1.0}),
 }

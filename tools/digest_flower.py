@@ -70,6 +70,7 @@ SITES_KEEP = (
     "maxfl",
     "pfedme",
     "apfl",
+    "fedala",
 )
 
 

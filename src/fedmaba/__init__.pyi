@@ -29,6 +29,7 @@ from fedmaba.strategies import Ditto as Ditto
 from fedmaba.strategies import Eagle as Eagle
 from fedmaba.strategies import FairFed as FairFed
 from fedmaba.strategies import FedAdam as FedAdam
+from fedmaba.strategies import FedALA as FedALA
 from fedmaba.strategies import FedAvg as FedAvg
 from fedmaba.strategies import FedAvgM as FedAvgM
 from fedmaba.strategies import FedBABU as FedBABU

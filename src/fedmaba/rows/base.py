@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from fedmaba.data import trees
 from fedmaba.data.trees import Tree
+from fedmaba.errors import InputError
 from fedmaba.layer_names import names_kept
 
 # A loss turns outputs (n, ...) and targets (n, ...), or classes (n,), into (n,) numbers.
@@ -112,6 +113,16 @@ class Layout:
         """Where each weight before `end` begins and ends, without the gaps between them."""
         every = zip(self.starts, self.shapes, strict=True)
         return [(a, a + shape.numel()) for a, shape in every if a < end]
+
+    def places_of(self, patterns: Sequence[str]) -> list[slice]:
+        """Where the weights lie whose names fit a pattern; one that fits none is refused."""
+        ends = self.weights_in(self.trained)
+        names, found = self.names[: len(ends)], set[str]()
+        for pattern in patterns:
+            if not (fitting := names_kept(pattern, names)):
+                raise InputError(f"layers {pattern!r} fit no weight: choose {', '.join(names)}")
+            found |= fitting
+        return [slice(*place) for name, place in zip(names, ends, strict=True) if name in found]
 
     def kept_names(self) -> list[str]:
         """The names of what clients keep."""

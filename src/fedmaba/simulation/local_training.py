@@ -346,6 +346,10 @@ class SecondStep(NamedTuple):
         """Move x (a, P), and write over `whole` (a, P) the gradient that w takes; its loss at w."""
         how, layout = self.how, self.chunk.rule.rows.layout
         moving, end = layout.moving(self.spec.moves), layout.trained
+        if how.kind == "between":
+            if self.k == 0:
+                self._begin_between(w, x)
+            return self._gradient(w, whole, self.k, 0)
         if how.kind == "mixed":
             self._gradient(torch.lerp(w, x, how.mix), whole, self.k, 0)
             x[:, moving].addcmul_(whole[:, moving], size * how.mix)
@@ -361,6 +365,16 @@ class SecondStep(NamedTuple):
             torch.sub(w[:, moving], x[:, moving], out=whole[:, moving]).mul_(how.pull)
             torch.sub(x[:, end:], w[:, end:], out=whole[:, end:])
         return losses[0]
+
+    def _begin_between(self, w: Tensor, x: Tensor) -> None:
+        """Learn how far w goes on the way to the server's model, weight by weight, and go there."""
+        own, way = w.clone(), self.chunk.models.index_select(0, self.chunk.run) - w
+        gradient = torch.empty_like(w)
+        torch.addcmul(own, way, x, out=w)
+        for s in range(self.how.steps):
+            self._gradient(w, gradient.zero_(), s, s + 1)
+            x.addcmul_(gradient, way, value=-self.how.lr).clamp_(0, 1)
+            torch.addcmul(own, way, x, out=w)
 
     def _gradient(
         self, at: Tensor, into: Tensor, k: int, number: int, scale: float = 1.0

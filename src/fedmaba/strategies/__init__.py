@@ -22,6 +22,7 @@ from fedmaba.strategies.eagle import Eagle as Eagle
 from fedmaba.strategies.fairfed import FairFed as FairFed
 from fedmaba.strategies.fedadam import FedAdam as FedAdam
 from fedmaba.strategies.fedadam import FedYogi as FedYogi
+from fedmaba.strategies.fedala import FedALA as FedALA
 from fedmaba.strategies.fedavg import FedAvg as FedAvg
 from fedmaba.strategies.fedavgm import FedAvgM as FedAvgM
 from fedmaba.strategies.fedbabu import FedBABU as FedBABU
@@ -112,6 +113,7 @@ REGISTRY: dict[str, type[Strategy]] = {
         PFedMe,
         PerFedAvg,
         APFL,
+        FedALA,
     )
 }
 BUILT_IN = tuple(REGISTRY)

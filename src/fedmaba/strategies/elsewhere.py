@@ -18,7 +18,6 @@ CLOSEST = {  # what a user can run instead, by how the method's name is usually 
     "scaffold or fedavgm": "fedcm fedacg mime fedspeed fedsam",
     "fedntd, or local": "fedproto fedmd fedgen",
     "afl, deltafl or fedmaba": "drfa scaffpd",
-    "apfl": "fedala",
     "local, beside fedavg": "fedfomo ifca pfedhn lotteryfl",
 }
 

@@ -16,7 +16,7 @@ from fedmaba.strategies.records import known_fields_only
 
 PERSONAL = "personal"  # among the vectors that clients keep: the models of their own
 SECOND = "second"  # and the part of those that is mixed with the model that is sent
-Kind = Literal["ahead", "towards", "mixed"]
+Kind = Literal["ahead", "towards", "mixed", "between"]
 SERVER = "server"  # among models that join training: the server's, which it starts from
 
 
@@ -106,6 +106,9 @@ class Second:
     is the client's own model.
     mixed: x begins where it ended; it takes the gradient at `mix` x + (1 - mix) w, which is the
     client's own model, and w is trained as usual.
+    between: in `layers` w begins between the client's own model and the server's, and x says how
+    far on the way for each weight: at first 1, then moved by `steps` steps before the others, and
+    kept between 0 and 1. The trained w is the client's own model.
     """
 
     kind: Kind
@@ -113,8 +116,11 @@ class Second:
     lr: float = 0.01  #                          of these steps
     pull: float = 0.0
     mix: float = 0.5
+    layers: tuple[str, ...] = ("last",)  #       patterns of their weights' names
 
     def __post_init__(self) -> None:
+        layers = records.as_words("Second(layers", self.layers, "head.*")
+        object.__setattr__(self, "layers", layers)
         kinds = get_args(Kind)
         if self.kind not in kinds:
             raise records.wrong_value("Second(kind", self.kind, f"choose one of {', '.join(kinds)}")
