@@ -48,6 +48,16 @@ CASES = {
         replace(SOME, chunk=2),
         mlp,
     ),
+    "guided": (
+        ["fedebaplus:a=0.4,theta=5", "gifair:on=loss", "scaffpd:sigma=0.3", "fedavg", "fedfv"],
+        replace(SOME, chunk=2),
+        mlp,
+    ),
+    "guided norms": (
+        ["scaffpd", "fedebaplus:theta=0"],
+        replace(NORMS, batchnorm="local"),
+        norm_net,
+    ),
     "heads": ([Heads(), Heads(late=True, mu=0.7, lean=-0.3)], replace(SOME, chunk=2), mlp),
     "first layers": ([Heads("0.*"), Heads("0.*", late=True)], replace(SOME, chunk=2), norm_free),
     "combined": (

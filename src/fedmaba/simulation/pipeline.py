@@ -61,7 +61,7 @@ def play(batch: Batch, t: int, early: BegunEarly | None) -> tuple[list[Round | N
     ahead: dict[tuple[int, Lane], RoundInFlight] = {}
     done: dict[int, Round] = {}
     for lane in lanes(batch):
-        if batch.graphs.on:
+        if batch.graphs.on and not _guided(batch):
             flight = begun.pop((t, lane), None) or begin_round(batch, lane, t)
             done |= _finish(batch, flight, ahead)
         else:
@@ -102,8 +102,13 @@ def pipelines_rounds(batch: Batch) -> bool:
 
     They do not where a round must end before it is known who takes part in the next.
     """
-    alone = batch.graphs.on and batch.ranks.count == 1
+    alone = batch.graphs.on and batch.ranks.count == 1 and not _guided(batch)
     return alone and not any(part.waits for part in batch.parts)
+
+
+def _guided(batch: Batch) -> bool:
+    """Whether no training can be started before strategies are asked."""
+    return any(part.guides for part in batch.parts)
 
 
 def lanes(batch: Batch) -> list[Lane]:
