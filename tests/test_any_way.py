@@ -92,7 +92,7 @@ CASES["all"] = (  # a step that is tried goes with no momentum
 )
 SLOW = ("all", "mean norms", "first layers")
 # no step of theirs is plain, or each client's loss is told: such parts are not recorded
-NO_PARTS = ("adam", "vectors", "turnout power-of-choice:d=4", "turnout ucb")
+NO_PARTS = ("adam", "vectors", "guided norms", "turnout power-of-choice:d=4", "turnout ucb")
 
 
 def each(*left_out):
@@ -152,7 +152,17 @@ def test_rounds_that_are_replayed_give_the_same(name, kind, fed):
     assert_close(found, ended(begun(name, fed)))
 
 
-TWO_RANKS = ["vectors", "memories", "second", "heads", "combined", "in turn", "seen", "robust"]
+TWO_RANKS = [
+    "guided",
+    "vectors",
+    "memories",
+    "second",
+    "heads",
+    "combined",
+    "in turn",
+    "seen",
+    "robust",
+]
 TWO_RANKS += [name for name in CASES if name.startswith("turnout")]
 
 
