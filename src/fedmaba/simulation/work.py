@@ -199,7 +199,8 @@ def chunk_of(trainer: Trainer, work: Work, rows: IntArray, models: Tensor) -> Ch
         schedule=trainer.schedule,
         augment=trainer.augment,
     )
-    slot = any(c.early for c in work.cohorts)  # two lanes can have chunks of equal shapes
+    # lanes can have chunks of equal shapes
+    slot = any(c.early for c in work.cohorts), any(c.needs.guided for c in work.cohorts)
     client, place = table.client[rows], table.place[rows]
     return Chunk(rows, job.run, client, place, models, job, work.new, work.guides, slot)
 
