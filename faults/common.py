@@ -33,6 +33,8 @@ STRATEGIES = [
     "pfedme:lam=3,steps=2", "perfedavg", "apfl",
     # kept changes in layers, moments of the server, steps that are tried
     "fedlf:tau=2", "fedadam", "fedmdfg",
+    # a first exchange before training
+    "fedebaplus", "scaffpd", "gifair:on=loss",
     # other losses, rules of the server, layers that stay with clients
     "fedntd", "moon", "median", "trimmed:share=0.3", "multikrum",
     "rfa:weights=fedmaba", "cclip:around=last,beta=0.5", "nnm:rule=median:weights=afl",

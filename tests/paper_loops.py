@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedmaba import rng
@@ -46,11 +47,16 @@ class PaperLoop:
         vector_to_parameters(self.model, self.plain.worker.parameters())
         return self.plain.measured(self.plain.worker, self.fed.split.train[client])
 
-    def change(self, client, t, lr):
-        """What plain local steps change in the server's model."""
+    def full_gradient(self, client, t):
+        """The gradient of all of a client's examples at the server's model."""
+        key = self.batches(client, t)[0][1]
+        return self.gradient(self.model, self.fed.split.train[client], key)
+
+    def change(self, client, t, lr, along=lambda g: g):
+        """What local steps along gradients, or what is made of them, change in the model."""
         y = self.model.clone()
         for rows, key in self.batches(client, t):
-            y = y - lr * self.gradient(y, rows, key)
+            y = y - lr * along(self.gradient(y, rows, key))
         return y - self.model
 
     def shares(self, cohort):
@@ -494,3 +500,81 @@ class FairFed(PaperLoop):
         total = sum(self.weight[i] for i in cohort)
         step = [self.weight[i] / total * self.change(i, t, lr) for i in cohort]
         self.model = self.model + sum(step)
+
+
+class FedEBAPlus(PaperLoop):
+    """Algorithm 1 of Wang et al. 2023, as public notes on it tell it; the angle by its cosine."""
+
+    def __init__(self, *args, tau=0.5, a=0.1, theta=90.0):
+        super().__init__(*args)
+        self.tau, self.a, self.theta, self.aligned = tau, a, theta, []
+
+    def round(self, t, cohort, lr):
+        w, m, loss = self.model, len(cohort), [self.loss_before(i) for i in cohort]
+        tilted = [math.exp(f / self.tau) for f in loss]
+        p = [e / sum(tilted) for e in tilted]
+        cosine = sum(loss) / math.sqrt(m * sum(f * f for f in loss))
+        first = [self.full_gradient(i, t) for i in cohort]
+        self.aligned.append(math.degrees(math.acos(min(cosine, 1))) > self.theta)
+        a = self.a if self.aligned[-1] else 0
+        fair = sum(q * g for q, g in zip(p, first, strict=True))
+        told = [self.change(i, t, lr, lambda g: (1 - a) * g + a * fair) for i in cohort]
+        step = sum(q * d for q, d in zip(p, told, strict=True))
+        if not self.aligned[-1]:
+            step = (1 - self.a) * step - self.a * lr * sum(first) / m
+        self.model = w + step
+
+
+class GIFAIR(PaperLoop):
+    """Algorithm 1 of Yue et al. 2023 with a client for each group: local losses are scaled."""
+
+    def __init__(self, *args, lam=0.9):
+        super().__init__(*args)
+        self.lam = lam
+
+    def round(self, t, cohort, lr):
+        p, loss, m = self.shares(cohort), [self.loss_before(i) for i in cohort], len(cohort)
+        lam, step = self.lam * min(p) / (m - 1), 0
+        for k, i in enumerate(cohort):
+            r = sum((loss[k] > f) - (loss[k] < f) for f in loss)
+            scale = 1 + lam * r / p[k]
+            step = step + p[k] * self.change(i, t, lr, lambda g, by=scale: by * g)
+        self.model = self.model + step
+
+
+class ScaffPD(PaperLoop):
+    """Algorithms 1 and 2 of Yu et al. 2023, the dual step by SLSQP."""
+
+    def __init__(self, *args, rho=0.1, sigma=0.05, theta=1.0):
+        super().__init__(*args)
+        self.rho, self.sigma, self.theta = rho, sigma, theta
+        self.weights, self.last = np.full(self.n, 1 / self.n), {}
+
+    def round(self, t, cohort, lr):
+        loss, n = {i: self.loss_before(i) for i in cohort}, self.n
+        s = np.full(n, sum(loss.values()) / len(loss))
+        for i, known in self.last.items():
+            s[i] = known
+        for i, new in loss.items():
+            s[i] = (1 + self.theta) * new - self.theta * self.last.get(i, new)
+        self.last |= loss
+        before = self.weights
+
+        def minimised(x):
+            away = ((x - before) ** 2).sum() / 2
+            return self.sigma * (self.rho * n / 2 * ((x - 1 / n) ** 2).sum() - s @ x) + away
+
+        def slope(x):
+            return self.sigma * (self.rho * n * (x - 1 / n) - s) + x - before
+
+        whole = {"type": "eq", "fun": lambda x: x.sum() - 1, "jac": np.ones_like}
+        self.weights = minimize(
+            minimised, before, jac=slope, bounds=[(0, 1)] * n, constraints=whole, tol=1e-15
+        ).x
+        mass = sum(self.weights[i] for i in cohort)
+        own = {i: self.full_gradient(i, t) for i in cohort}
+        mean = sum(self.weights[i] / mass * own[i] for i in cohort)
+        self.model = self.model + sum(
+            self.weights[i] / mass * self.change(i, t, lr, lambda g, c=own[i]: g - c + mean)
+            for i in cohort
+        )

@@ -54,6 +54,8 @@ SPECS = [
     "aaggff:cdf=weibull",
     "adafed:gamma=0.2,eta=0.5",
     "fedeba:tau=0.3,a=0.4",
+    "fedebaplus:tau=0.3,a=0.4,theta=0",
+    "gifair:on=loss",
     "fedlf:tau=2,norms=reference",
     "fedlf:tau=2,work=gradient",
     "fedgini:epsilon=0.2",
@@ -227,6 +229,7 @@ class Plain:
         nothing = torch.zeros(sum(p.numel() for p in self.model.parameters())).double()
         self.kept = defaultdict(lambda: nothing)  # (name, client) -> what the client keeps
         self.training = None  # the client that trains
+        self.guide = None  # of a round, by client: a factor, and what joins gradients
         server = torch.optim.SGD([torch.zeros(1, requires_grad=True)], plan.lr)
         over = torch_schedule(server, plan.schedule or f"exponential:{plan.lr_decay}", plan.rounds)
         self.rates = []  # the step size of each round
@@ -274,6 +277,9 @@ class Plain:
         work = self.strategy.local()
         if work.objective is not None:
             data_loss = OBJECTIVES[work.objective.name](self, data_loss, **work.objective.numbers)
+        if self.guide is not None:
+            factor, joins = self.guide[self.training]
+            data_loss = factor * data_loss + (joins * torch.cat([p.flatten() for p in w])).sum()
         for name, factor in work.add.items():
             kept = self.kept[name, self.training]
             if name == "server":
@@ -332,6 +338,7 @@ class Plain:
         server = parameters_to_vector(self.model.parameters()).detach()
         changes, losses, later, steps = [], [], [], []
         sent = self.strategy.local().send
+        self.guide = self.guided(clients, t, lr) if needs.guided else None
         for client in clients:
             trained, mean = self.train(client, t, lr)
             steps.append(self.taken)
@@ -383,6 +390,23 @@ class Plain:
         shown = shown.reshape(2, -1).sum(0) if needs.first_steps else shown[: len(clients)]
         self.told.append(Told(clients, shown, replies.loss))
         self.path.append(parameters_to_vector(self.model.parameters()).detach().clone())
+
+    def guided(self, clients, t, lr):
+        """What the strategy says of each participant's local steps, once it knows all losses."""
+        train = self.fed.split.train
+        told = Replies(
+            round=t,
+            lr=lr,
+            n_clients=self.fed.n_clients,
+            client=clients,
+            size=np.array([len(train[c]) for c in clients]),
+            loss=np.array([self.measured(self.model, train[c]) for c in clients]),
+        )
+        guide = self.strategy.guide(told, self.strategy.weigh(self.state, told))
+        every = torch.stack([self.gradient(c, t) for c in clients])
+        scale, own, mix = (torch.from_numpy(np.zeros(len(clients)) + part) for part in guide)
+        joins = own[:, None] * every + mix @ every
+        return dict(zip(clients.tolist(), zip(scale, joins, strict=True), strict=True))
 
     def searched(self, replies, decision, server, delta):
         """The factor on the step that the strategy takes after it has tried others."""

@@ -48,6 +48,16 @@ CASES = {
         replace(SOME, chunk=2),
         mlp,
     ),
+    "guided": (
+        ["fedebaplus:a=0.4,theta=5", "gifair:on=loss", "scaffpd:sigma=0.3", "fedavg", "fedfv"],
+        replace(SOME, chunk=2),
+        mlp,
+    ),
+    "guided norms": (
+        ["scaffpd", "fedebaplus:theta=0"],
+        replace(NORMS, batchnorm="local"),
+        norm_net,
+    ),
     "heads": ([Heads(), Heads(late=True, mu=0.7, lean=-0.3)], replace(SOME, chunk=2), mlp),
     "first layers": ([Heads("0.*"), Heads("0.*", late=True)], replace(SOME, chunk=2), norm_free),
     "combined": (
@@ -82,7 +92,7 @@ CASES["all"] = (  # a step that is tried goes with no momentum
 )
 SLOW = ("all", "mean norms", "first layers")
 # no step of theirs is plain, or each client's loss is told: such parts are not recorded
-NO_PARTS = ("adam", "vectors", "turnout power-of-choice:d=4", "turnout ucb")
+NO_PARTS = ("adam", "vectors", "guided norms", "turnout power-of-choice:d=4", "turnout ucb")
 
 
 def each(*left_out):
@@ -142,7 +152,17 @@ def test_rounds_that_are_replayed_give_the_same(name, kind, fed):
     assert_close(found, ended(begun(name, fed)))
 
 
-TWO_RANKS = ["vectors", "memories", "second", "heads", "combined", "in turn", "seen", "robust"]
+TWO_RANKS = [
+    "guided",
+    "vectors",
+    "memories",
+    "second",
+    "heads",
+    "combined",
+    "in turn",
+    "seen",
+    "robust",
+]
 TWO_RANKS += [name for name in CASES if name.startswith("turnout")]
 
 

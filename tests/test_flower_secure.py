@@ -18,6 +18,7 @@ from flower_sites import local_data
 ROUNDS, SITES = 3, 5
 # not on Flower at all
 SIMULATED = ["scaffold", "ditto", "local", "fairfed", "fedeba", "mifa", "fedmdfg"]
+SIMULATED += ["fedebaplus", "scaffpd"]
 KEEPING = ["feddyn", "fednova", "eagle"]  # sites keep something, or say how many steps they took
 OTHERS = [name for name, kind in REGISTRY.items() if kind().needs().changes != "none"]
 OTHERS.remove("fedmdfg")

@@ -36,7 +36,7 @@ NEEDS = {name: kind().needs() for name, kind in REGISTRY.items()}
 SIMPLE = [
     name
     for name, kind in REGISTRY.items()
-    if not (NEEDS[name].groups or NEEDS[name].first_steps or NEEDS[name].trials)
+    if not any(getattr(NEEDS[name], more) for more in ("groups", "first_steps", "trials", "guided"))
     and not kind().local().keeps
 ]
 

@@ -43,6 +43,15 @@ LOOPS = {
     "apfl:alpha=0.3": (paper_loops.APFL, {"alpha": 0.3}),
     "fedala": (paper_loops.FedALA, {}),
     "fedala:eta=40,steps=3": (paper_loops.FedALA, {"eta": 40.0, "steps": 3}),
+    "fedeba:a=0.4": (paper_loops.FedEBAPlus, {"a": 0.4}),
+    "fedebaplus:a=0.4,theta=0": (paper_loops.FedEBAPlus, {"a": 0.4, "theta": 0.0}),
+    "fedebaplus:a=0.4,theta=5": (paper_loops.FedEBAPlus, {"a": 0.4, "theta": 5.0}),
+    "gifair:on=loss": (paper_loops.GIFAIR, {}),
+    "scaffpd": (paper_loops.ScaffPD, {}),
+    "scaffpd:rho=0.5,sigma=0.3,theta=0.5": (
+        paper_loops.ScaffPD,
+        {"rho": 0.5, "sigma": 0.3, "theta": 0.5},
+    ),
     "moon": (paper_loops.Moon, {}),
     "moon:mu=0.3,tau=1": (paper_loops.Moon, {"mu": 0.3, "tau": 1.0}),
 }

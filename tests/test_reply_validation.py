@@ -35,6 +35,7 @@ STRATEGIES = ["fedavg", "qffl:q=1", "afl", "term", "fedfv", "fedmaba:alpha=0.8"]
 # test_flower_simulated has those that sites can play
 ELSEWHERE = {"scaffold", "ditto", "local", "fairfed", "fednova", "fedeba", "mifa", "fedmdfg"}
 ELSEWHERE |= {"eagle", "fedvarp", "maxfl", "feddgga", "pfedme", "apfl", "fedala"}
+ELSEWHERE |= {"fedebaplus", "scaffpd"}
 ON_FLOWER = [name for name in REGISTRY if name not in ELSEWHERE]
 RNG = np.random.default_rng(0)
 MODEL = {

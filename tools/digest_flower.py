@@ -76,7 +76,7 @@ SITES_KEEP = (
 
 def cases() -> dict[str, Federated]:
     """Every case on Flower, by its name."""
-    simulated = ("fairfed", "fedeba", "fedmdfg")
+    simulated = ("fairfed", "fedeba", "fedebaplus", "scaffpd", "fedmdfg")
     found = {n: Federated(n, refused=n in simulated) for n in strategies.REGISTRY}
     found |= {f"{name} of some sites": Federated(name, options=SOME) for name in SITES_KEEP}
     for what in ("mean", "end", "norms", "gram", "layers", "past", "past_layers", "prox", "bent",

@@ -21,11 +21,11 @@ _NAMES = {
     "results.run_history": "RunHistory",
     "selection.base": "Present Selection",
     "strategies": "AFL APFL GIFAIR MIFA NNM QFFL RFA TERM AAggFF AdaFed Alone CClip DeltaFL Ditto "
-    "Eagle FairFed FedAdam FedALA FedAvg FedAvgM FedBABU FedDGGA FedDyn FedEBA FedExP FedFV "
-    "FedGini FedLF FedMABA FedMDFG FedMGDA FedNova FedNTD FedPer FedProx FedRep FedSGD FedVARP "
-    "FedYogi Krum LGFedAvg MaxFL Median Moon MultiKrum PerFedAvg PFedMe PropFair Scaffold Trimmed "
-    "parse register",
-    "strategies.base": "Combine Decision Keep Local Needs Objective Personal Replies Second "
+    "Eagle FairFed FedAdam FedALA FedAvg FedAvgM FedBABU FedDGGA FedDyn FedEBA FedEBAPlus FedExP "
+    "FedFV FedGini FedLF FedMABA FedMDFG FedMGDA FedNova FedNTD FedPer FedProx FedRep FedSGD "
+    "FedVARP FedYogi Krum LGFedAvg MaxFL Median Moon MultiKrum PerFedAvg PFedMe PropFair Scaffold "
+    "ScaffPD Trimmed parse register",
+    "strategies.base": "Combine Decision Guide Keep Local Needs Objective Personal Replies Second "
     "ServerStep Shown Strategy param",
     "strategies.server_optimisers": "ServerOptimiser",
 }

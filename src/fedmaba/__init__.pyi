@@ -36,6 +36,7 @@ from fedmaba.strategies import FedBABU as FedBABU
 from fedmaba.strategies import FedDGGA as FedDGGA
 from fedmaba.strategies import FedDyn as FedDyn
 from fedmaba.strategies import FedEBA as FedEBA
+from fedmaba.strategies import FedEBAPlus as FedEBAPlus
 from fedmaba.strategies import FedExP as FedExP
 from fedmaba.strategies import FedFV as FedFV
 from fedmaba.strategies import FedGini as FedGini
@@ -61,11 +62,13 @@ from fedmaba.strategies import PerFedAvg as PerFedAvg
 from fedmaba.strategies import PFedMe as PFedMe
 from fedmaba.strategies import PropFair as PropFair
 from fedmaba.strategies import Scaffold as Scaffold
+from fedmaba.strategies import ScaffPD as ScaffPD
 from fedmaba.strategies import Trimmed as Trimmed
 from fedmaba.strategies import parse as parse
 from fedmaba.strategies import register as register
 from fedmaba.strategies.base import Combine as Combine
 from fedmaba.strategies.base import Decision as Decision
+from fedmaba.strategies.base import Guide as Guide
 from fedmaba.strategies.base import Keep as Keep
 from fedmaba.strategies.base import Local as Local
 from fedmaba.strategies.base import Needs as Needs

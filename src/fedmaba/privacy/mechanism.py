@@ -183,6 +183,8 @@ def refusal(strategy: Strategy) -> str:
         return f"it weighs by {what} of the clients' changes, which get no noise: {leave}"
     if needs.first_steps:
         return f"it weighs the clients' first steps, which are not clipped: {leave}"
+    if needs.guided:
+        return f"its clients also send gradients, which are not clipped: {leave}"
     if needs.groups:
         return f"it weighs by counts of people by group, which get no noise: {leave}"
     for name in needs.of_clients:

@@ -163,6 +163,11 @@ def _tried(name: str, call: Callable[[], object], shape: tuple[int, ...], what: 
     return got
 
 
+def scaled(loss: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+    """The usual loss times a factor."""
+    return numbers["factor"]
+
+
 def propfair(loss: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
     """-log(M - loss); where less than epsilon is left of M, a line of this slope."""
     left, epsilon = numbers["M"] - loss, numbers["epsilon"]
@@ -221,6 +226,7 @@ NEVER = -1e30  # a logit whose class has no probability, and no difference that 
 
 
 OBJECTIVES: dict[str, Callable[..., Tensor]] = {
+    "scaled": scaled,
     "propfair": propfair,
     "fedntd": fedntd,
     "moon": moon,

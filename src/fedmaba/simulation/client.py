@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +52,14 @@ class Trainer:
         return models
 
 
+class GuidedSteps(NamedTuple):
+    """What joins the local steps of a cohort, beside its own gradients."""
+
+    scale: FloatArray  # (m,)    of each participant's gradients
+    own: FloatArray  # (m,)      of its gradient at the server's model
+    mix: Tensor | None  # (P,)   the mix of all participants' gradients there; None: nothing
+
+
 @dataclass
 class Chunk:
     """Rows that are trained at once, each of them one client of one run."""
@@ -62,6 +71,7 @@ class Chunk:
     models: Tensor  # (R, P)    of the servers
     job: TrainingJob  #         of the models that clients send
     new: Mapping[int, Mapping[str, Tensor]]  # (m, width) by run: where cohorts' columns are written
+    guides: Mapping[int, GuidedSteps] = field(default_factory=dict)  # by run, see `parts.guided`
     slot: object = None  #      apart from results of other chunks, see `GraphCache.run`
     trains: bool = True  #      whether the models that are sent are trained
     # after training

@@ -58,6 +58,7 @@ class Part:
 
     bounds: ClassVar[tuple[str, ...]] = ()  # numbers that `report` makes finite whatever they are
     waits: ClassVar[bool] = False  # whether `draw` needs what the round before left
+    guides: ClassVar[bool] = False  # whether training needs what strategies decide before it
 
     def __init__(self, setting: Setting, runs: frozenset[int]) -> None:
         self.setting = setting

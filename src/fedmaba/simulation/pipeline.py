@@ -4,15 +4,16 @@ On a CPU a round is played in order. A GPU works while the host (the Python proc
 the host starts the losses and the training of a round before it waits for either, and it starts the
 next round before it waits for the end of the last.
 
-Live runs are sorted into at most two lanes. A lane is runs whose rounds are played together. One
-lane has the runs whose strategies can weigh before training ends, the other those that need the
+Live runs are sorted into at most three lanes. A lane is runs whose rounds are played together. One
+lane has the runs whose strategies can weigh before training ends, another those that need the
 results of training. So the GPU trains one lane while the host computes the weights of the other.
+Runs whose training needs what strategies say are the third; it is played in order, as on a CPU.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -61,7 +62,7 @@ def play(batch: Batch, t: int, early: BegunEarly | None) -> tuple[list[Round | N
     ahead: dict[tuple[int, Lane], RoundInFlight] = {}
     done: dict[int, Round] = {}
     for lane in lanes(batch):
-        if batch.graphs.on:
+        if batch.graphs.on and not _guided(batch, lane):
             flight = begun.pop((t, lane), None) or begin_round(batch, lane, t)
             done |= _finish(batch, flight, ahead)
         else:
@@ -106,12 +107,19 @@ def pipelines_rounds(batch: Batch) -> bool:
     return alone and not any(part.waits for part in batch.parts)
 
 
+def _guided(batch: Batch, runs: Iterable[int]) -> bool:
+    """Whether no training of these runs can be started before strategies are asked."""
+    return any(part.guides and not part.runs.isdisjoint(runs) for part in batch.parts)
+
+
 def lanes(batch: Batch) -> list[Lane]:
     """The lanes of the live runs; one lane has all of them where rounds do not overlap."""
     alive = [r for r, why in enumerate(batch.progress.diverged) if not why]
-    late = [r for r in alive if pipelines_rounds(batch) and not batch.early[r]]
-    early = [r for r in alive if r not in late]
-    return [_in_turn(batch, lane) for lane in (early, late) if lane]
+    overlap = pipelines_rounds(batch)
+    guided = [r for r in alive if overlap and _guided(batch, [r])]
+    late = [r for r in alive if overlap and not batch.early[r]]
+    early = [r for r in alive if r not in (*late, *guided)]
+    return [_in_turn(batch, lane) for lane in (early, late, guided) if lane]
 
 
 def _in_turn(batch: Batch, runs: list[int]) -> Lane:

@@ -13,9 +13,9 @@ computes are functions (`Host`) that wait when they are called; `pipeline` decid
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from fedmaba.simulation.work import Cohort, Work, chunk_of, draw, not_finite, ou
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import client_weights
 
+Made = TypeVar("Made")
 __all__ = ["draw", "measure", "play_round", "rounds_of", "step", "train", "train_chunks", "weigh"]
 
 
@@ -115,7 +116,7 @@ def train(batch: Batch, work: Work, chunks: Iterable[Chunk]) -> None:
 
 
 def train_chunks(batch: Batch, work: Work) -> Iterator[Chunk]:
-    """Train chunk after chunk; when one does not fit into memory, halve the chunks."""
+    """Train chunk after chunk."""
     at, trainer = batch.progress, batch.trainer
     for c in work.cohorts:
         work.new[c.r] = at.memory.fresh(c.r, len(c.client), zeros=batch.ranks.count > 1)
@@ -125,13 +126,19 @@ def train_chunks(batch: Batch, work: Work) -> Iterator[Chunk]:
         train_clients(trainer, chunk)
         return chunk
 
-    chunks = work.chunks
+    yield from in_chunks(batch, work.chunks, trained)
+
+
+def in_chunks(
+    batch: Batch, chunks: list[IntArray], work_on: Callable[[IntArray], Made]
+) -> Iterator[Made]:
+    """Work on chunk after chunk of rows; when one does not fit into memory, halve the chunks."""
     while chunks:
         done = 0
         try:
-            for chunk in batch.workers.map(trained, chunks):
+            for made in batch.workers.map(work_on, chunks):
                 done += 1
-                yield chunk
+                yield made
             return
         except RuntimeError as error:
             if not out_of_memory(error):

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba.simulation.client import Chunk, Trainer
+from fedmaba.simulation.client import Chunk, GuidedSteps, Trainer
 from fedmaba.simulation.distributed import Ranks
 from fedmaba.simulation.local_training import TrainingJob
 from fedmaba.simulation.part import Drawn, Host
@@ -85,6 +85,7 @@ class Work:
     counting: dict[int, Host] = field(default_factory=dict)  # (m,) whose changes count, if not all
     replies: dict[int, Replies] = field(default_factory=dict)
     decision: dict[int, Decision] = field(default_factory=dict)
+    guides: dict[int, GuidedSteps] = field(default_factory=dict)  # where `guide` is asked
     ended: dict[int, str] = field(default_factory=dict)  # why runs end instead
     finite: Host | None = None  # (R,) which runs have a finite model after the server's step
 
@@ -198,9 +199,10 @@ def chunk_of(trainer: Trainer, work: Work, rows: IntArray, models: Tensor) -> Ch
         schedule=trainer.schedule,
         augment=trainer.augment,
     )
-    slot = any(c.early for c in work.cohorts)  # two lanes can have chunks of equal shapes
+    # lanes can have chunks of equal shapes
+    slot = any(c.early for c in work.cohorts), any(c.needs.guided for c in work.cohorts)
     client, place = table.client[rows], table.place[rows]
-    return Chunk(rows, job.run, client, place, models, job, work.new, slot)
+    return Chunk(rows, job.run, client, place, models, job, work.new, work.guides, slot)
 
 
 def not_finite(checks: list[tuple[IntArray, Tensor]], many: int) -> NDArray[np.int64]:

@@ -29,6 +29,7 @@ from fedmaba.strategies.fedbabu import FedBABU as FedBABU
 from fedmaba.strategies.feddgga import FedDGGA as FedDGGA
 from fedmaba.strategies.feddyn import FedDyn as FedDyn
 from fedmaba.strategies.fedeba import FedEBA as FedEBA
+from fedmaba.strategies.fedeba import FedEBAPlus as FedEBAPlus
 from fedmaba.strategies.fedexp import FedExP as FedExP
 from fedmaba.strategies.fedfv import FedFV as FedFV
 from fedmaba.strategies.fedgini import FedGini as FedGini
@@ -58,6 +59,7 @@ from fedmaba.strategies.propfair import PropFair as PropFair
 from fedmaba.strategies.qffl import QFFL as QFFL
 from fedmaba.strategies.rfa import RFA as RFA
 from fedmaba.strategies.scaffold import Scaffold as Scaffold
+from fedmaba.strategies.scaffpd import ScaffPD as ScaffPD
 from fedmaba.strategies.term import TERM as TERM
 from fedmaba.strategies.trimmed import Trimmed as Trimmed
 
@@ -114,6 +116,8 @@ REGISTRY: dict[str, type[Strategy]] = {
         PerFedAvg,
         APFL,
         FedALA,
+        ScaffPD,
+        FedEBAPlus,
     )
 }
 BUILT_IN = tuple(REGISTRY)

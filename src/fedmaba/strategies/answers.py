@@ -16,6 +16,7 @@ from fedmaba.strategies.base import (
     RESERVED_INFO_KEYS,
     Decision,
     FloatArray,
+    Guide,
     Needs,
     Replies,
     ServerStep,
@@ -114,6 +115,24 @@ def call_search(
     if not found.take and len(tried) >= MAX_TRIALS:
         raise InputError(f"{where} tried {MAX_TRIALS} steps and took none: return one to take")
     return found
+
+
+def call_guide(strategy: Strategy, replies: Replies, decision: Decision) -> Guide:
+    """Ask a strategy what joins local steps, as arrays (m,); refuse what is no number for each."""
+    found, m = strategy.guide(replies, decision), len(replies.client)
+    where = f"{strategy.name}, round {replies.round + 1}: guide()"
+    if not isinstance(found, Guide):
+        raise InputError(f"{where} gave {found!r}: return fedmaba.Guide(scale, own, mix)")
+    arrays = {name: np.asarray(value) for name, value in found._asdict().items()}
+    for name, value in arrays.items():
+        if value.shape not in ((), (m,)) or value.dtype.kind not in "biuf":
+            raise InputError(
+                f"{where} gave {name} of shape {value.shape} and type {value.dtype} for {m} "
+                "clients: give one number, or one for each"
+            )
+        if not np.isfinite(value).all():
+            raise InputError(f"{where} gave {name}={value.tolist()!r}: give finite numbers")
+    return Guide(**{n: np.array(np.broadcast_to(v, m), np.float64) for n, v in arrays.items()})
 
 
 def _name_forgotten_needs(

@@ -116,6 +116,19 @@ Tried = tuple[float, FloatArray]  # a factor, and each participant's loss after 
 Trials = Sequence[Tried]
 
 
+@known_fields_only
+class Guide(NamedTuple):
+    """What joins each local step of the participants, a number for each of them, (m,) or ().
+
+    With g_i the gradient of participant i's step and G_i that of all its examples at the server's
+    model, it steps along scale_i g_i + own_i G_i + the sum over j of mix_j G_j.
+    """
+
+    scale: FloatArray | float = 1.0
+    own: FloatArray | float = 0.0
+    mix: FloatArray | float = 0.0
+
+
 @dataclass(frozen=True)
 class Shown:
     """A number of `Decision.info` that people want to see, and the words for it in a report."""
@@ -195,6 +208,11 @@ class Needs:
         ),
     )
     last_step: bool = False  #                   the server's last step joins the gram
+    guided: bool = field(  #                     a second exchange before training, for
+        #                                        `Strategy.guide`
+        default=False,
+        metadata=_simulated("guides local steps after a first exchange, and sites have one only"),
+    )
 
     def __post_init__(self) -> None:
         for name, choices in (("loss", get_args(LossAt)), ("changes", get_args(Changes))):
@@ -214,11 +232,12 @@ class Needs:
                 f"Needs(keep_rounds={self.keep_rounds}): kept changes are seen in the gram alone: "
                 "add changes='gram', or leave it out"
             )
-        if self.first_steps and not self.early:
-            raise InputError(
-                "Needs(first_steps=True): their weights must be known before training: leave out "
-                "changes, and take loss='start'"
-            )
+        for name in ("first_steps", "guided"):
+            if getattr(self, name) and not self.early:
+                raise InputError(
+                    f"Needs({name}=True): their weights must be known before training: leave out "
+                    "changes, and take loss='start'"
+                )
         if self.loss_after and self.loss == "end":
             raise InputError(
                 "Needs(loss_after=True): loss='end' is the same number: leave one of them out"
@@ -333,6 +352,13 @@ class Strategy:
         Asked after `weigh`, where `needs` says trials. A loss that is not finite is inf.
         """
         return ServerStep(1.0, take=True)
+
+    def guide(self, replies: Replies, decision: Decision) -> Guide:
+        """What joins the participants' local steps of this round.
+
+        Asked after `weigh`, where `needs` says guided.
+        """
+        return Guide()
 
     def doubts(self, clients: int, participants: int) -> tuple[str, ...]:
         """What its numbers do not do among so many, a sentence each; it is said before a run."""

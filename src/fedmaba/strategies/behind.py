@@ -13,6 +13,7 @@ from fedmaba.strategies.base import (
     Combine,
     Decision,
     FloatArray,
+    Guide,
     Local,
     Needs,
     Replies,
@@ -64,6 +65,9 @@ class Behind(Strategy):
     def search(self, replies: Replies, decision: Decision, tried: Trials) -> ServerStep:
         return self.inner.search(replies, decision, tried)
 
+    def guide(self, replies: Replies, decision: Decision) -> Guide:
+        return self.inner.guide(replies, decision)
+
     def server_optimiser(self) -> ServerOptimiser | None:
         return self.inner.server_optimiser()
 
@@ -98,7 +102,7 @@ class Robust(Behind):
         super().__post_init__()
         rule = self.inner
         needs, local = rule.needs(), rule.local()
-        if local != Local():
+        if local != Local() or needs.guided:
             raise InputError(
                 f"{self.name}: weights={self.weights!r}: it also changes what clients do, and here "
                 f"it gives weights alone: choose another, or put the rule behind it, as "

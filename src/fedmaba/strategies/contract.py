@@ -26,7 +26,8 @@ from fedmaba.strategies.base import (
 # What makes a rule another one; what it hands out or shows does not.
 # fmt: off
 OWN_RULE = (
-    "weigh", "combine", "local", "needs", "search", "total", "init", "join", "server_optimiser",
+    "weigh", "combine", "local", "needs", "search", "guide", "total", "init", "join",
+    "server_optimiser",
 )
 # fmt: on
 
@@ -51,6 +52,11 @@ def check_strategy(strategy: Strategy, n_clients: int | None = None) -> None:
             f"{strategy.name}: needs() asks for the loss of clients' own models, but local() gives "
             "them none: add personal=fedmaba.Personal(), or leave out alone"
         )
+    if strategy.needs().guided and strategy.local() != Local():
+        raise InputError(
+            f"{strategy.name}: needs() asks to guide local steps, but local() changes them as "
+            "well: leave out one of them"
+        )
     optimiser = optimiser_of_server(strategy)
     if strategy.needs().trials and (optimiser is not None or strategy.local().server_adds):
         hook = "local() adds to it" if optimiser is None else "server_optimiser() takes another"
@@ -71,7 +77,7 @@ def _check_combine(strategy: Strategy) -> None:
         raise InputError(
             f"{strategy.name}: combine() gave {rule!r}: return fedmaba.Combine(...), or None"
         )
-    for name in ("keep_rounds", "first_steps", "trials"):
+    for name in ("keep_rounds", "first_steps", "guided", "trials"):
         if getattr(needs, name):
             raise InputError(
                 f"{strategy.name}: needs() asks for {name}, which weighs more than the changes "

@@ -21,6 +21,7 @@ from fedmaba.simulation.parts.changes import ChangeProducts
 from fedmaba.simulation.parts.combine import CombinedChanges
 from fedmaba.simulation.parts.full_gradient import FullGradient
 from fedmaba.simulation.parts.groups import GroupCounts
+from fedmaba.simulation.parts.guided import Guided
 from fedmaba.simulation.parts.kept_vectors import KeptVectors
 from fedmaba.simulation.parts.losses import Losses
 from fedmaba.simulation.parts.objective import LocalObjective
@@ -50,6 +51,7 @@ PARTS: tuple[type[Part], ...] = (
     KeptVectors,
     LocalObjective,
     Prox,
+    Guided,
     StepSearch,
     Phases,
 )
