@@ -111,7 +111,7 @@ def test_a_yardstick_that_clients_train_alone_is_not_judged(small, tmp_path):
     assert picked(*fill(tmp_path / "a", held, own={"eagle": BETTER}))["eagle"] == (0, "eagle:lam=5")
     judged = {row: picks.judged_model(kind()) for row, kind in strategies.REGISTRY.items()}
     assert {row for row, model in judged.items() if model == "personal"} == {
-        *("ditto", "local", "pfedme", "apfl", "perfedavg", "fedbabu"),
+        *("ditto", "local", "pfedme", "apfl", "perfedavg", "fedbabu", "fedala"),
     }
     layers = {row for row, kind in strategies.REGISTRY.items() if picks.for_own_models(kind())}
     assert layers - {row for row, model in judged.items() if model == "personal"} == {
