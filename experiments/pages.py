@@ -621,7 +621,6 @@ def baselines(batches: list[archive.ArchiveFile]) -> str:
     shown = {
         "Fashion-MNIST, 10 of 100": target_of("baselines-fashion-mnist-partial"),
         "CIFAR-10, 10 of 100": target_of("baselines-cifar10-partial"),
-        "CIFAR-10, Dirichlet 0.1": target_of("baselines-cifar10-dirichlet-partial"),
         "CIFAR-100, 10 of 100": target_of("baselines-cifar100-partial"),
         "Fashion-MNIST, all": target_of("baselines-fashion-mnist"),
         "CIFAR-10, all": target_of("baselines-cifar10"),
@@ -636,7 +635,6 @@ REAL = {
     "671 users": "real-movielens",
     "194 communes": "real-vietnam",
     "51 states": "real-tv16",
-    "16 carriers": "real-flights",
 }
 
 

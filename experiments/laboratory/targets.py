@@ -208,6 +208,7 @@ def names() -> list[str]:
         "privacy",
         "turnout",
         "baselines",
+        "equal",
         "all",
     )
     found = [path.stem for path in folder().glob("*.toml")]
