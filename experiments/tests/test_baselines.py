@@ -194,7 +194,7 @@ def test_parts_search_then_run_what_was_picked(parts, capsys):
     assert names == ["FedAvg", "FedMABA", "Ditto"]
     assert len(grid_named(written, "search").rows) == 6
     assert len(grid_named(written, "ranks").rows) == 3
-    assert {"personal", "differences", "holm"} <= {grid.name for grid in written.grids}
+    assert {"personal", "differences"} <= {grid.name for grid in written.grids}
     assert written.figures.keys() == {"ranks"}
     assert not [text for text in written.text if text.startswith("Not run yet")]
     shown = baseline_tables.over_settings({"here": target}, batches)
