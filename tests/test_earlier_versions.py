@@ -1,11 +1,11 @@
-"""Run folders that version 0.1.0 and commit 789a016 wrote are read, shown, resumed and extended.
+"""Run folders that versions 0.1.0 and 0.2.0 wrote are read, shown, resumed and extended.
 
 `data/earlier-versions` has them as they were left, and the data that all of them used:
 
-0.1.0/finished, stopped     one experiment twice: to its end, and stopped after round 4 of 6
-commit-789a016/kept         SCAFFOLD's kept vectors and Ditto's personal models; stopped at 3 of 4
-commit-789a016/private      FedMABA with dp, stopped after round 3 of 4
-commit-789a016/finished     MIFA, 2 rounds, to the end
+0.1.0/finished, stopped   one experiment twice: to its end, and stopped after round 4 of 6
+0.2.0/kept                SCAFFOLD's kept vectors and Ditto's personal models; stopped at 3 of 4
+0.2.0/private             FedMABA with dp, stopped after round 3 of 4
+0.2.0/finished            MIFA, 2 rounds, to the end
 """
 
 import json
@@ -36,9 +36,9 @@ def first_release(call):
 
 
 @pytest.fixture
-def last_commit(call):
-    """Folders of commit 789a016, copied to where commands run."""
-    return copied(call, "commit-789a016")
+def second_release(call):
+    """Folders of version 0.2.0, copied to where commands run."""
+    return copied(call, "0.2.0")
 
 
 def copied(call, version):
@@ -146,38 +146,38 @@ def require_same_end(whole: str, resumed: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["kept", "private", "finished"])
-def test_a_folder_of_the_last_commit_is_shown(folder, last_commit):
-    answer = last_commit("table", folder)
+def test_a_folder_of_the_second_release_is_shown(folder, second_release):
+    answer = second_release("table", folder)
     assert answer.code == 0
     left = f"unfinished, saved up to round 3: fedmaba resume {folder}\n"
     assert answer.err == ("" if folder == "finished" else left)
     for words in (["report", folder, "-o", "page.html"], ["export", folder]):
-        assert last_commit(*words).code == 0
+        assert second_release(*words).code == 0
 
 
 @pytest.mark.parametrize("folder", ["kept", "private"])
-def test_a_resumed_folder_of_the_last_commit_ends_as_an_unbroken_run(folder, last_commit):
-    answer = last_commit("resume", folder, "--quiet")
+def test_a_resumed_folder_of_the_second_release_ends_as_an_unbroken_run(folder, second_release):
+    answer = second_release("resume", folder, "--quiet")
     assert answer.code == 0, answer.err
     assert "earlier version" not in answer.err
-    assert last_commit(*begun_again(folder, "whole")).code == 0
+    assert second_release(*begun_again(folder, "whole")).code == 0
     require_same_end("whole", folder)
 
 
 @pytest.mark.parametrize("folder", ["kept", "finished"])
-def test_a_folder_of_the_last_commit_grows_as_one_longer_run(folder, last_commit):
-    assert last_commit("resume", folder, "--quiet").code == 0
-    assert last_commit(*begun_again(folder, folder, "--rounds", "6")).code == 0
-    assert last_commit(*begun_again(folder, "whole", "--rounds", "6")).code == 0
+def test_a_folder_of_the_second_release_grows_as_one_longer_run(folder, second_release):
+    assert second_release("resume", folder, "--quiet").code == 0
+    assert second_release(*begun_again(folder, folder, "--rounds", "6")).code == 0
+    assert second_release(*begun_again(folder, "whole", "--rounds", "6")).code == 0
     require_same_end("whole", folder)
 
 
 @pytest.mark.parametrize("folder", ["private", "finished"])
-def test_a_folder_of_the_last_commit_takes_more_seeds_and_strategies(folder, last_commit):
-    assert last_commit("resume", folder, "--quiet").code == 0
+def test_a_folder_of_the_second_release_takes_more_seeds_and_strategies(folder, second_release):
+    assert second_release("resume", folder, "--quiet").code == 0
     more = ["fedavg", "--seeds", "2"]
-    assert last_commit(*begun_again(folder, folder, *more)).code == 0
-    assert last_commit(*begun_again(folder, "whole", *more)).code == 0
+    assert second_release(*begun_again(folder, folder, *more)).code == 0
+    assert second_release(*begun_again(folder, "whole", *more)).code == 0
     one, other = load_history(folder), load_history("whole")
     assert [(run.label, run.seed) for run in one.runs] == [
         (run.label, run.seed) for run in other.runs

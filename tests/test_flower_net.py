@@ -224,9 +224,10 @@ def test_a_supernode_that_ends_is_told_with_its_last_words(tmp_path):
     net.close()
 
 
-# what docs/deploy.md says
+# what docs/deploy.md and docs/secure.md say
 
-DEPLOY = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text()
+DOCS = Path(__file__).parents[1] / "docs"
+DEPLOY = (DOCS / "deploy.md").read_text()
 
 
 def shell(mark: str = "") -> list[str]:
@@ -280,8 +281,9 @@ def test_flowers_configuration_of_the_page_is_what_the_demo_writes(net):
     assert set(theirs[LINK]) == set(ours["superlink"][LINK])
 
 
-def test_the_python_of_the_page_is_an_app():
-    blocks = re.findall(r"^```python\n(.*?)^```$", DEPLOY, re.M | re.S)
+def test_the_python_of_the_pages_is_an_app():
+    pages = DEPLOY + (DOCS / "secure.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", pages, re.M | re.S)
     for block, kind in zip(blocks, ("ServerApp", "ClientApp", "ServerApp"), strict=True):
         names: dict = {}
         exec(compile(block, "deploy.md", "exec"), names)

@@ -179,9 +179,9 @@ def test_a_server_with_one_site_reads_no_change_by_two_lists(sites, least, keys,
 
 
 def told_by_docs() -> list[tuple[int, int, int]]:
-    """Sites, threshold and harmless sites of the server, as docs/deploy.md has them."""
-    text = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text()
-    text = text.split("### What a server and its own sites can learn")[1].split("###")[0]
+    """Sites, threshold and harmless sites of the server, as docs/secure.md has them."""
+    text = (Path(__file__).parents[1] / "docs" / "secure.md").read_text()
+    text = text.split("## What a server and its own sites can learn")[1]
     rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
     found = [tuple(map(int, row)) for row in rows]
     assert all(n - t == away for n, t, away, _ in found)

@@ -98,7 +98,7 @@ def compared():
 def test_a_table_of_differences_says_which_remain_after_holm(compared):
     page = tables.document(compared, against="fedavg")
     grid = page.grids[-1]
-    assert [g.name for g in page.grids] == ["levels", "differences", "holm"]
+    assert [g.name for g in page.grids] == ["levels", "differences"]
     assert "Holm's correction for 4 rows in each column" in grid.title
     assert [row[0].text for row in grid.rows] == [*ROWS[1:]]
     rows = {run.label: {} for run in compared.runs}
@@ -110,19 +110,12 @@ def test_a_table_of_differences_says_which_remain_after_holm(compared):
         ).pvalue
         for r in ROWS[1:]
     ]
-    shown = [row[1].value for row in grid.rows]
+    shown = [row[2].p for row in grid.rows]
     assert shown == pytest.approx(ranks.holm(raw), rel=1e-6)
     assert max(shown) > max(raw)  # the correction does something
-    # There is one verdict, which the corrected p-values give.
-    (differences,) = [g for g in page.grids if g.name == "differences"]
-    assert "after Holm's correction for 4 rows" in differences.title
-    verdicts = {row[0].text: row[-1].text for row in differences.rows}
-    for row in grid.rows:
-        named = verdicts[row[0].text]
-        for title, cell in zip(grid.head[1:], row[1:], strict=True):
-            assert (cell.value >= 0.05) == (title in named or named == "all four")
-    text = compared.table(against="fedavg")
-    assert text.count("significant") == 1
+    for cell in (cell for row in grid.rows for cell in row[2:]):
+        assert cell.text.endswith("p < 0.001" if cell.p < 0.001 else f"p = {cell.p:.3f}")
+        assert (cell.rank == 0) == (cell.p < 0.05)  # what is bold is significant
     told = json.loads(compared.table("json", against="fedavg"))["differences"]
     assert [entry["p_holm"]["variance"] for entry in told] == pytest.approx(shown)
 
@@ -146,9 +139,13 @@ def test_rows_of_a_sweep_are_compared_at_the_same_settings():
 
 def test_one_other_row_or_one_seed_needs_no_correction():
     two = history(("fedavg", "afl"), seeds=3, clients=20, rounds=3)
-    assert [g.name for g in tables.document(two, against="fedavg").grids][-1] == "differences"
+    grid = tables.document(two, against="fedavg").grids[-1]
+    assert "Holm" not in grid.title
+    assert ", p = " in grid.rows[0][2].text
     alone = history(ROWS, seeds=1, clients=20, rounds=3)
-    assert [g.name for g in tables.document(alone, against="fedavg").grids][-1] == "differences"
+    grid = tables.document(alone, against="fedavg").grids[-1]
+    assert "p" not in grid.title.split("seeds")[1]
+    assert {cell.p for row in grid.rows for cell in row} == {None}
     told = json.loads(alone.table("json", against="fedavg"))["differences"]
     assert [entry["p_holm"] for entry in told] == [None] * 4
 

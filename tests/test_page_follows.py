@@ -6,6 +6,7 @@ import fedmaba
 import page_browser
 import test_page_switches
 from fedmaba.report import html
+from group_cases import compare, people
 from test_page_switches import switches
 
 pytestmark = page_browser.IN_A_BROWSER
@@ -36,6 +37,22 @@ def test_groups_and_gains_follow_model_round_and_selection(page, own):
     assert len(page.texts("#groups-shown .cells")) == 1
     assert page.texts("#alone tbody th") == ["ditto"]
     assert "model=last" in page.js("return location.hash")
+    assert page.complaints() == []
+
+
+def test_curves_run_over_what_was_spent(page, own, tmp_path):
+    compare(["fedavg", "scaffold"], people(), out=tmp_path / "run", seeds=2, speed="100")
+    html.write_page([tmp_path / "run"], tmp_path / "spent.html")
+    page.open(tmp_path / "spent.html")
+    assert page.texts("#along option") == ["rounds", "gigabytes sent", "hours"]
+    page.choose("#along", "gigabytes")
+    page.drawn()
+    assert "along=gigabytes" in page.js("return location.hash")
+    for figure in page.texts("#rounds figure svg"):
+        assert "gigabytes, down and up" in figure
+    assert " GB" in page.key("#fig-variance", "ArrowRight")
+    page.open(own[1])
+    assert page.js("return document.querySelector('#along').parentNode.hidden")
     assert page.complaints() == []
 
 

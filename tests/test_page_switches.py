@@ -4,6 +4,7 @@ import pytest
 
 import fedmaba
 from fedmaba.report import data, group_tables, html, page_data, row_styles, table
+from fedmaba.results import costs
 from fedmaba.results.history import History
 from group_cases import compare, people
 from report_cases import one
@@ -40,6 +41,20 @@ def test_there_is_a_table_for_each_switch(own):
         assert [row["cells"][3] for row in part["rows"]] == [row[3].text for row in gaps.rows]
     assert tree["alone"]["deployed.last"] != tree["alone"]["personal.last"]
     assert not any("Incentive" in note for note in tree["notes"])  # the table says it
+
+
+def test_curves_run_over_what_was_spent_where_it_is_recorded(own, tmp_path):
+    assert "gigabytes" not in switches(own[0])[0]["runs"][0]["fair"]
+    compare(["fedavg", "afl"], people(), out=tmp_path / "sent", available="always")
+    compare(["fedavg", "afl"], people(), out=tmp_path / "timed", speed="100")
+    for name, shown in (("sent", ["gigabytes"]), ("timed", ["gigabytes", "hours"])):
+        history = fedmaba.load_history(tmp_path / name)
+        tree, _ = switches(tmp_path / name)
+        for run, drawn in zip(history.runs, (own["fair"] for own in tree["runs"]), strict=True):
+            down, up, hours = costs.spent_until_evaluations(run).T
+            assert [key for key in ("gigabytes", "hours") if key in drawn] == shown
+            assert drawn["gigabytes"] == pytest.approx(down + up, rel=1e-5)
+            assert "hours" not in shown or drawn["hours"] == pytest.approx(hours, rel=1e-5)
 
 
 def test_without_models_of_their_own_there_is_no_such_switch():

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from fedmaba.rows import compile
 from fedmaba.rows.base import Layout, Rows, Step
 from fedmaba.rows.stack import LayerRows
+from kernels import Kernels
 from row_cases import (
     CASES,
     EITHER,
@@ -43,8 +44,12 @@ def test_rows_add_what_autograd_gives_each_row(name):
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_rows_planned_for_kernels_add_what_autograd_gives_each_row(name, kernels):
+def test_rows_planned_for_kernels_add_what_autograd_gives_each_row(name, kernels, monkeypatch):
+    used, plain = [], Kernels.cross_entropy
+    spy = staticmethod(lambda *given: used.append(name) or plain(*given))
+    monkeypatch.setattr(Kernels, "cross_entropy", spy)
     test_rows_add_what_autograd_gives_each_row(name)
+    assert used  # the plan has the kernels in it
 
 
 def test_the_kernel_that_overwrites_outputs_has_them_in_order(kernels):

@@ -12,6 +12,7 @@ from fedmaba import strategies
 from fedmaba.report import figures, table
 from fedmaba.report import ranks as rank_tests
 from fedmaba.report.document import Cell, Document, Grid, between, number
+from fedmaba.report.paired import interval
 from fedmaba.report.plot_data import WIDE
 from fedmaba.results.history import History
 from fedmaba.results.metrics import Unit
@@ -94,7 +95,7 @@ def _tables(found: History, chosen: dict[str, str]) -> list[Grid]:
         return []
     grids = [_with_settings(table.summary(history, "deployed"), chosen)]
     if reference in rows and len(rows) > 1:
-        grids += table.difference_tables(history, "deployed", "last", reference)
+        grids.append(table.differences(history, "deployed", "last", reference))
     grids += _ranks(history)
     # Local training has its name in this table.
     return grids + [_titled(grid) for grid in table.incentive_grids(found, "deployed")]
@@ -211,20 +212,14 @@ def over_settings(shown: dict[str, Target], batches: Sequence[ArchiveFile]) -> G
         history = titled(servers(target, batches))
         if len({run.seed for run in history.runs if run.label == base}) < 2:
             continue  # one seed shows no difference
-        found = fairness_by_seed(history, "deployed", CHOICES["last"])
-        corrected = table.corrected_p_values(history, "deployed", "last", base)
+        samples = table.differences_by_seed(history, "deployed", "last", base)
         spans[title] = {base: [Cell("")] * 2} | {
             row: [
-                between(span)._replace(rank=0 if p < rank_tests.SIGNIFICANT else 2)
-                for figure, span, p in zip(
-                    table.FIGURES,
-                    table.subtract_figures(found, row, found, base),
-                    p_values,
-                    strict=True,
-                )
+                between(interval(x))._replace(rank=0 if p < rank_tests.SIGNIFICANT else 2)
+                for figure, x, p in zip(table.FIGURES, samples[row], p_values, strict=True)
                 if figure in ("variance", "worst")
             ]
-            for row, p_values in corrected.items()
+            for row, p_values in table.corrected_p_values(samples).items()
         }
         rows, ranked = _rankings(history)
         for i, row in enumerate(rows):

@@ -17,6 +17,7 @@ from fedmaba.errors import InputError, unknown
 from fedmaba.experiment import fingerprint
 from fedmaba.report import ranks, table
 from fedmaba.report.document import Document, between
+from fedmaba.report.paired import interval
 from fedmaba.results.history import History
 from fedmaba.strategies.base import Strategy
 from laboratory import baseline_tables, picks, targets
@@ -121,7 +122,7 @@ def document(stored: Target, entry: Target, batches: Sequence[ArchiveFile]) -> D
     shown = {row, *map(title_of, BESIDE)}
     few = replace(history, runs=[run for run in history.runs if run.label in shown])
     out.grids.append(table.summary(few, "deployed"))
-    out.grids += table.difference_tables(few, "deployed", "last", row)
+    out.grids.append(table.differences(few, "deployed", "last", row))
     out.text.append(_machines(batches))
     return out
 
@@ -135,7 +136,8 @@ def _verdict(history: History, row: str) -> Iterator[str]:
         return
     place = 1 + sum(value < mean[row] for value in mean.values())
     yield f"{row} is number {place} of {len(mean)} by variance; number 1 has the least."
-    corrected = table.corrected_p_values(history, "deployed", "last", row)
+    samples = table.differences_by_seed(history, "deployed", "last", row)
+    corrected = table.corrected_p_values(samples)
     at = table.FIGURES.index("variance")
     proven = [name for name, p in corrected.items() if p[at] < ranks.SIGNIFICANT]
     words = {
@@ -149,7 +151,7 @@ def _verdict(history: History, row: str) -> Iterator[str]:
         yield f"{what}: {listed}."
     for other in map(title_of, BESIDE):
         if other in mean:
-            span = table.subtract_figures(found, row, found, other)[at]
+            span = interval(table.subtract_figures(found, row, found, other)[at])
             yield f"Variance against {other}: {between(span).text} (interval of this pair alone)."
 
 

@@ -16,7 +16,6 @@ from fedmaba.report.plot_data import WIDE
 from fedmaba.report.table import (
     FIGURES,
     columns,
-    corrected_p_values,
     figures_in_words,
     grid_of_differences,
     grid_of_rows,
@@ -174,13 +173,13 @@ def differences(
     found = fairness_by_seed(history, model, choice)
     if REFERENCE not in found or len(found) < 2:
         return None
-    spans = {
+    samples = {
         row: subtract_figures(found, row, found, REFERENCE) for row in found if row != REFERENCE
     }
     short, words = _of(model, deploy)
-    title = f"{words}, {choice.words}: difference to FedAvg under the same seeds, 95 % t-interval"
-    name, base = f"pairs-{choice.name}{short}", name_of(REFERENCE)
-    return grid_of_differences(name, title, history.share, spans, base, name_of, history.unit)
+    title = f"{words}, {choice.words}: difference to FedAvg under the same seeds"
+    name = f"pairs-{choice.name}{short}"
+    return grid_of_differences(name, title, history.share, samples, name_of, history.unit)
 
 
 def gain(history: History, deploy: str | None) -> Grid | None:
@@ -188,11 +187,11 @@ def gain(history: History, deploy: str | None) -> Grid | None:
     last, handed = (fairness_by_seed(history, model, LAST_ROUND) for model in ("last", "deployed"))
     if not last:
         return None
-    spans = {row: subtract_figures(handed, row, last, row) for row in last}
+    samples = {row: subtract_figures(handed, row, last, row) for row in last}
     short, words = _of("deployed", deploy)
-    title = f"{words} minus last server model of the same runs, at the last round, 95 % t-interval"
-    base, unit = name_of(REFERENCE), history.unit
-    return grid_of_differences(f"gain{short}", title, history.share, spans, base, name_of, unit)
+    title = f"{words} minus last server model of the same runs, at the last round"
+    unit = history.unit
+    return grid_of_differences(f"gain{short}", title, history.share, samples, name_of, unit)
 
 
 def _of(model: Model, deploy: str | None) -> tuple[str, str]:
@@ -331,8 +330,7 @@ def turnout(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> No
         runs = [replace(run, label=name_of(run.label)) for run in history.runs]
         named, first = replace(history, runs=runs), name_of(next(iter(job.strategies)))
         if len({run.label for run in runs}) > 1:
-            corrected = corrected_p_values(named, "deployed", "last", first)
-            grid = strategy_differences(named, "deployed", "last", first, corrected)
+            grid = strategy_differences(named, "deployed", "last", first)
             out.grids.append(replace(grid, name=f"pairs-{i}", title=f"{job.title}: {grid.title}"))
 
 

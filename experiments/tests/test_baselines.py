@@ -285,7 +285,7 @@ def test_parts_search_then_run_what_was_picked(parts, capsys):
     assert len(grid_named(written, "search").rows) == 6
     assert len(grid_named(written, "ranks").rows) == 2
     names = {grid.name for grid in written.grids}
-    assert {"personal-levels", "personal-holm", "differences"} <= names
+    assert {"personal-levels", "personal-differences", "differences"} <= names
     assert written.figures.keys() == {"tradeoff"}
     assert not [text for text in written.text if text.startswith("Not run yet")]
     shown = baseline_tables.over_settings({"here": target}, batches)

@@ -7,7 +7,7 @@ import importlib  # nothing else: `python -m fedmaba` would look for it in the w
 
 from fedmaba.results import registry  # which imports nothing
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Type checkers read `__init__.pyi`, which `tools/reference.py` makes from this list.
 _NAMES = {

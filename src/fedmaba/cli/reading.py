@@ -43,7 +43,8 @@ def table(
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="ROW", help="also each row's differences to this one, with 95 % intervals"
+            metavar="ROW",
+            help="also each row's differences to this one, with intervals and p-values",
         ),
     ] = None,
     to: Annotated[TableForm, typer.Option(help="the form in which it is written")] = "text",
@@ -96,7 +97,7 @@ def table(
         return
     page = tables.document(history, model, at, share, against, title)
     # what terminal.show does not show
-    more = [grid for grid in page.grids if grid.name in ("differences", "holm")]
+    more = [grid for grid in page.grids if grid.name == "differences"]
     page.grids += (spent := cost_tables.grids(history, model, at, share, goals))
     more += spent
     if searched:

@@ -27,6 +27,7 @@ class Cell(NamedTuple):
     sd: float | None = None
     rank: int = 2
     span: tuple[float, float] | None = None  # of the interval around the value
+    p: float | None = None  # of a test that the value is 0
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ def between(span: Interval, digits: int = 2) -> Cell:
     """A cell of a mean with its interval."""
     bounds = (span.low, span.high) if span.bounded else None
     return Cell(span.text(digits=digits), None if math.isnan(span.mean) else span.mean, span=bounds)
+
+
+def p_in_words(p: float) -> str:
+    """A p-value as tables and sentences show it."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def for_page(grid: Grid) -> dict[str, Any]:
@@ -151,12 +157,13 @@ def latex(document: Document) -> str:
 
 
 def csv(document: Document) -> str:
-    """Every cell as a line: table, row, column, number, spread, ends of its interval, text."""
-    rows: list[list[object]] = [["table", "row", "column", "value", "sd", "low", "high", "text"]]
+    """Every cell as a line: table, row, column, number, spread, ends of its interval, p, text."""
+    head = ["table", "row", "column", "value", "sd", "low", "high", "p", "text"]
+    rows: list[list[object]] = [[*head]]
     for grid in document.grids:
         for row in grid.rows:
             for column, cell in zip(grid.head[1:], row[1:], strict=True):
-                numbers = (cell.value, cell.sd, *(cell.span or (None, None)))
+                numbers = (cell.value, cell.sd, *(cell.span or (None, None)), cell.p)
                 shown = ["" if number is None else number for number in numbers]
                 rows.append([grid.name, row[0].text, column, *shown, cell.text])
     return csv_text(rows)

@@ -13,7 +13,7 @@ from typing import Any
 from fedmaba.experiment.trials import Trial
 from fedmaba.report import cost_tables, numbers
 from fedmaba.report.document import Grid
-from fedmaba.report.table import FIGURES, corrected_p_values, differences, silence
+from fedmaba.report.table import FIGURES, differences, silence
 from fedmaba.results import joining, unseen
 from fedmaba.results.costs import Goal
 from fedmaba.results.history import History
@@ -82,7 +82,6 @@ def json_table(
         ]
     if against is not None:
         grid = differences(history, model, at, against)
-        corrected = corrected_p_values(history, model, at, against)
         found["against"] = against
         found["differences"] = [
             {
@@ -95,9 +94,9 @@ def json_table(
                     }
                     for name, cell in zip(FIGURES, cells[1:5], strict=True)
                 },
-                "p_holm": dict(zip(FIGURES, corrected[first.text], strict=True))
-                if first.text in corrected
-                else None,
+                "p_holm": None
+                if cells[1].p is None
+                else {name: cell.p for name, cell in zip(FIGURES, cells[1:], strict=True)},
             }
             for first, *cells in grid.rows
         ]

@@ -47,7 +47,7 @@ from fedmaba.report.table import (
 )
 from fedmaba.report.trials_table import trials_grid
 from fedmaba.results import run_folder
-from fedmaba.results.costs import Goal, turn_counts
+from fedmaba.results.costs import Goal, spent_until_evaluations, turn_counts
 from fedmaba.results.history import History
 from fedmaba.results.metrics import Fairness, Unit
 from fedmaba.results.run_history import At, IntArray, Model, RunHistory
@@ -352,7 +352,10 @@ def _means(found: Sequence[Fairness], unit: Unit) -> list[float | None]:
 
 
 def _fair(scores: CurrentFigures, r: int) -> dict[str, Any]:
-    """The figures over rounds of both models, and newer ones from the lines of a live run."""
+    """The figures over rounds of both models, and newer ones from the lines of a live run.
+
+    Where bytes and time are recorded, also what was spent until then.
+    """
     run, newer, source = scores.history.runs[r], scores.newer[r], scores.sources[scores.owner[r]]
     rounds = run.evaluated.tolist() if "evaluated" in run.tables else []
     at = thin(len(rounds) + len(newer), _places(len(scores.history.runs)))
@@ -364,6 +367,11 @@ def _fair(scores: CurrentFigures, r: int) -> dict[str, Any]:
         out[model] = {
             name: [_figure(getattr(f, name), scores.unit) for f in found] for name in FIGURES
         }
+    if rounds and "turnout.answer" in run.tables:
+        down, up, hours = spent_until_evaluations(run)[known].T
+        for name, spent in (("gigabytes", down + up), ("hours", hours)):
+            if np.isfinite(spent).all():
+                out[name] = [*map(_short, spent), *[None] * len(fresh)]
     return out
 
 

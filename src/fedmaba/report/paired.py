@@ -83,7 +83,12 @@ def pairs(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[Float
     return np.array([ours[seed] for seed in both]), np.array([theirs[seed] for seed in both])
 
 
+def subtract(ours: Mapping[int, float], theirs: Mapping[int, float]) -> FloatArray:
+    """Ours minus theirs, one for each seed that both have."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.subtract(*pairs(ours, theirs)))
+
+
 def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval:
     """Ours minus theirs under the same seeds."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return interval(np.subtract(*pairs(ours, theirs)))
+    return interval(subtract(ours, theirs))

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fedmaba.report import ranks
-from fedmaba.report.paired import Interval, difference, pairs
+from fedmaba.report.document import p_in_words
+from fedmaba.report.paired import Interval, difference, pairs, subtract
 from fedmaba.report.row_styles import algorithm
-from fedmaba.report.table import columns, digits_of, p_in_words, rows_of_one_seed
+from fedmaba.report.table import columns, digits_of, rows_of_one_seed
 from fedmaba.results.metrics import Fairness, FloatArray, Unit
 from fedmaba.results.selection import REFERENCE, Found
 
@@ -37,12 +38,7 @@ class Standing(NamedTuple):
             more = f"about {self.needed} seeds" if self.needed else f"over {ranks.MOST_SEEDS} seeds"
             return f"undecided ({few or more})"
         named = {"better": better, "worse": worse}.get(self.way)
-        return f"{named} ({self.p_words})" if named else self.way
-
-    @property
-    def p_words(self) -> str:
-        text = p_in_words(self.p)
-        return f"p {text}" if text.startswith("<") else f"p = {text}"
+        return f"{named} ({p_in_words(self.p)})" if named else self.way
 
 
 def margin_below_best(unit: Unit) -> str:
@@ -127,7 +123,7 @@ class ComparedRows:
         theirs, samples = self.by_seed(other, figure), dict[str, FloatArray]()
         with np.errstate(over="ignore", invalid="ignore"):
             for x in self.labels:
-                samples[x] = np.subtract(*pairs(self.by_seed(x, figure), theirs))
+                samples[x] = subtract(self.by_seed(x, figure), theirs)
             several = [x for x, own in samples.items() if x != other and len(own) > 1]
             p = ranks.holm([ranks.p_value(samples[x]) for x in several]).tolist()
             needed = ranks.seeds_needed([samples[x] for x in several])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,8 +12,8 @@ import numpy as np
 from fedmaba.errors import InputError, unknown
 from fedmaba.report import numbers
 from fedmaba.report import ranks as ranks_of_rows
-from fedmaba.report.document import Cell, Document, Grid, between, number
-from fedmaba.report.paired import Interval, difference, pairs
+from fedmaba.report.document import Cell, Document, Grid, between, number, p_in_words
+from fedmaba.report.paired import interval, subtract
 from fedmaba.results import joining
 from fedmaba.results.costs import silent_rounds
 from fedmaba.results.history import History, On, Row
@@ -43,8 +43,8 @@ class Column(NamedTuple):
     sign: int  # 1: more is better
 
 
+Samples = Mapping[str, Sequence[FloatArray]]  # by row and figure, a difference for each seed
 CorrectedP = dict[str, list[float]]  # by row, of each figure
-NO_DIFFERENCE_TITLE = "no significant difference in"
 SCORES_IN_WORDS = "scores as the metric gives them, not in per cent: some lie outside 0 to 1"
 
 
@@ -226,7 +226,7 @@ def document(
     noise = noise_note(history.summary(model, at), history.runs, history.on)
     grids = [summary(history, model, at), *incentive_grids(history, model, at)]
     if against is not None:
-        grids += difference_tables(history, model, at, against)
+        grids.append(differences(history, model, at, against))
     notes = noise, privacy_note(history.runs), *silence(history.runs)
     below = [f"{capitalised(note)}." for note in notes if note]
     return Document(title, text, grids, foot=below)
@@ -336,101 +336,72 @@ def bases(labels: Iterable[str], against: str) -> dict[str, str]:
     return {row: own[told] for row, told in settings.items() if told and row != own[told]}
 
 
-def differences(
-    history: History, model: Model, at: At, against: str, corrected: CorrectedP | None = None
-) -> Grid:
-    """Each strategy's differences to the row `against`."""
+def differences(history: History, model: Model, at: At, against: str) -> Grid:
+    """Each strategy's differences to the row `against`, and the p-values that decide them."""
     labels = dict.fromkeys(run.label for run in history.runs)
     if len(labels) == 1 and against in labels:
         raise InputError(f"against {against!r}: there is no other row: leave it out")
-    others = bases(labels, against)
-    found = fairness_by_seed(history, model, at)
-    spans = {row: subtract_figures(found, row, found, base) for row, base in others.items()}
     words = capitalised(caption(history, model, at).partition(";")[0])
-    title = f"{words}: difference to {_named(against, labels)} under the same seeds"
-    title += ", 95 % t-interval"
-    if corrected:
-        title += (
-            f" of that comparison alone; the last column is decided after Holm's correction for "
-            f"{len(corrected)} rows"
-        )
-    grid_name, unit = "differences", history.unit
-    return grid_of_differences(
-        grid_name, title, history.share, spans, against, unit=unit, corrected=corrected
-    )
+    base = against if against in labels else f"{against} with the same settings"
+    title = f"{words}: difference to {base} under the same seeds"
+    samples = differences_by_seed(history, model, at, against)
+    return grid_of_differences("differences", title, history.share, samples, unit=history.unit)
 
 
-def _named(against: str, labels: Collection[str]) -> str:
-    return against if against in labels else f"{against} with the same settings"
-
-
-def difference_tables(history: History, model: Model, at: At, against: str) -> list[Grid]:
-    """Differences to the row `against`; of several, also the p-values that decide."""
-    corrected = corrected_p_values(history, model, at, against)
-    if len(corrected) < 2:
-        return [differences(history, model, at, against)]
-    labels = {run.label for run in history.runs}
-    body = [
-        [Cell(row), *(Cell(p_in_words(p), p) for p in found)] for row, found in corrected.items()
-    ]
-    title = (
-        f"Difference to {_named(against, labels)}: p-values of paired t-tests, Holm's correction "
-        f"for {len(corrected)} rows in each column"
-    )
-    head = ["row", *short_titles(history.share, history.unit)]
-    return [differences(history, model, at, against, corrected), Grid("holm", title, head, body)]
-
-
-def p_in_words(p: float) -> str:
-    """A p-value as tables show it."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def corrected_p_values(history: History, model: Model, at: At, against: str) -> CorrectedP:
-    """By row with two seeds or more, the p-value of each figure's difference after Holm."""
+def differences_by_seed(history: History, model: Model, at: At, against: str) -> Samples:
+    """Of each row, the differences to the row `against`."""
     found = fairness_by_seed(history, model, at)
-    samples: dict[str, list[FloatArray]] = {}
-    for row, base in bases((run.label for run in history.runs), against).items():
-        both = [pairs(by_seed(found, row, f), by_seed(found, base, f)) for f in FIGURES]
-        if len(both[0][0]) > 1:
-            samples[row] = [ours - theirs for ours, theirs in both]
-    raw = np.array([[ranks_of_rows.p_value(x) for x in row] for row in samples.values()])
+    others = bases((run.label for run in history.runs), against)
+    return {row: subtract_figures(found, row, found, base) for row, base in others.items()}
+
+
+def subtract_figures(ours: Found, row: str, theirs: Found, base: str) -> list[FloatArray]:
+    """Each figure of a row minus that of another, by the seeds that both have."""
+    return [subtract(by_seed(ours, row, f), by_seed(theirs, base, f)) for f in FIGURES]
+
+
+def corrected_p_values(samples: Samples) -> CorrectedP:
+    """By row with two seeds or more, the p-value of each figure's difference after Holm."""
+    tested = {row: own for row, own in samples.items() if len(own[0]) > 1}
+    raw = np.array([[ranks_of_rows.p_value(x) for x in own] for own in tested.values()])
     columns = [ranks_of_rows.holm(p) for p in raw.reshape(-1, len(FIGURES)).T]
-    return dict(zip(samples, np.transpose(columns).tolist(), strict=True))
-
-
-def subtract_figures(ours: Found, row: str, theirs: Found, base: str) -> list[Interval]:
-    """Each figure of a row minus that of another."""
-    return [difference(by_seed(ours, row, f), by_seed(theirs, base, f)) for f in FIGURES]
+    return dict(zip(tested, np.transpose(columns).tolist(), strict=True))
 
 
 def grid_of_differences(
     name: str,
     title: str,
     share: float,
-    spans: Mapping[str, Sequence[Interval]],
-    base: str,
+    samples: Samples,
     named: Callable[[str], str] = str,
     unit: Unit = PERCENT,
-    corrected: CorrectedP | None = None,
 ) -> Grid:
-    """Rows of differences to `base` with their intervals.
-
-    The last column goes by p-values that were `corrected`, where they are given.
-    """
-    titles = [column.title for column in columns(share, unit)]
-    columns_of = zip(*spans.values(), strict=True)
-    shown = [digits_of((span.mean for span in column), unit) for column in columns_of]
+    """Rows of differences with their intervals and p-values; what is significant is marked."""
+    spans = {row: [interval(x) for x in own] for row, own in samples.items()}
+    corrected = corrected_p_values(samples)
+    if corrected:
+        title += ", 95 % t-interval of one comparison alone; p of a paired t-test"
+        many = len(corrected)
+        title += f" after Holm's correction for {many} rows in each column" if many > 1 else ""
+        title += f"; bold: p < {ranks_of_rows.SIGNIFICANT}"
+    shown = [
+        digits_of((span.mean for span in column), unit)
+        for column in zip(*spans.values(), strict=True)
+    ]
     body = []
     for label, row in spans.items():
-        same = [not span.distinguishable for span in row]
-        if label in (corrected or {}):
-            same = [p >= ranks_of_rows.SIGNIFICANT for p in (corrected or {})[label]]
-        listed = figures_in_words(share, same, unit)
-        listed = listed if row[0].seeds > 1 else [f"no seed of {base}'s", "one seed"][row[0].seeds]
         cells = [between(span, digits) for span, digits in zip(row, shown, strict=True)]
-        body.append([Cell(named(label)), Cell(str(row[0].seeds)), *cells, Cell(listed)])
-    return Grid(name, title, ["row", "seeds", *titles, NO_DIFFERENCE_TITLE], body)
+        if label in corrected:
+            cells = [tested(cell, p) for cell, p in zip(cells, corrected[label], strict=True)]
+        body.append([Cell(named(label)), Cell(str(row[0].seeds)), *cells])
+    titles = [column.title for column in columns(share, unit)]
+    return Grid(name, title, ["row", "seeds", *titles], body)
+
+
+def tested(cell: Cell, p: float) -> Cell:
+    """A difference with its p-value, marked where it is significant."""
+    text = f"{cell.text}, {p_in_words(p)}" if cell.span else cell.text
+    return cell._replace(text=text, p=p, rank=0 if p < ranks_of_rows.SIGNIFICANT else 2)
 
 
 def capitalised(text: str) -> str:

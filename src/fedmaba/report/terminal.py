@@ -41,7 +41,6 @@ from fedmaba.experiment import parts
 from fedmaba.report import data, escape, numbers, streams, verdict
 from fedmaba.report.document import Cell, Grid, minus_sign
 from fedmaba.report.table import (
-    NO_DIFFERENCE_TITLE,
     capitalised,
     digits_of,
     for_screen,
@@ -74,7 +73,6 @@ WORD_COLUMNS = (
     "the paper",
     "where",
     "reading",
-    NO_DIFFERENCE_TITLE,
     "the paper's value lies inside our interval",
     "likely cause, where one was tested",
     "who and why",
@@ -411,7 +409,8 @@ def tables(grids: Sequence[Grid]) -> None:
     """Print tables."""
     console = screen()
     for grid in grids:
-        console.print(table_of(grid))
+        spans = [n for i, n in enumerate(grid.head) if any(row[i].span for row in grid.rows)]
+        console.print(table_of(grid, whole=("where", "setting", *spans)))
 
 
 def lines(texts: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fedmaba.report.document import Cell, Grid, between, for_page, number
+from fedmaba.report.document import Cell, Grid, between, for_page, number, p_in_words
 from fedmaba.report.plot_data import axis_name
 from fedmaba.report.ranks import MOST_SEEDS
 from fedmaba.report.row_styles import has_personal_models
@@ -223,9 +223,11 @@ class VerdictWords(ComparedRows):
             return ""
         corrected = f"corrected for {many} comparisons, " * (many > 1)
         if it.way != "undecided":
-            return f"This difference is significant ({corrected}{it.p_words})."
+            return f"This difference is significant ({corrected}{p_in_words(it.p)})."
         seeds = f"about {it.needed}" if it.needed else f"more than {MOST_SEEDS}"
-        text = f"{corrected.capitalize()}{it.p_words}: a difference this large could be chance"
+        text = (
+            f"{corrected.capitalize()}{p_in_words(it.p)}: a difference this large could be chance"
+        )
         return f"{text}, and {seeds} seeds would decide."
 
     def cost(self, named: str) -> str:

@@ -6,7 +6,7 @@ const $$ = (query, at = document) => [...at.querySelectorAll(query)];
 const read = (from) => JSON.parse($("#data", from).textContent);
 let D = read(document);
 const state = {
-  model: D.model, at: "last", sort: null, only: new Set(), against: "variance", scale: "auto",
+  model: D.model, at: "last", sort: null, only: new Set(), against: "variance", scale: "auto", along: "round",
   to: null, seed: null, gainSeed: "all", place: null, client: null, labels: null,
 };
 

@@ -123,6 +123,8 @@ function controls() {
   fold();
   $$("#models button").forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.model === state.model)));
   $("#at").value = state.at; $("#against").value = state.against; $$(".scale").forEach((one) => { one.value = state.scale; });
+  $("#along").parentNode.hidden = alongs().length < 2;
+  fill($("#along"), alongs().map((name) => [name, ALONG[name][0]]), state.along);
   const federations = places();
   if (!federations.length) return;
   const others = D.strategies.map((o, k) => [k, o.label]).filter(([k]) => k !== D.reference);
@@ -169,6 +171,7 @@ function remember() {
   if (state.to !== null && state.to !== named()) words_.set("to", D.strategies[state.to].label);
   if (state.against !== "variance") words_.set("against", state.against);
   if (state.scale !== "auto") words_.set("scale", state.scale);
+  if (state.along !== "round") words_.set("along", state.along);
   const text = words_.toString();
   history.replaceState(null, "", text ? `#${text}` : location.href.split("#")[0]);
 }
@@ -178,6 +181,7 @@ function recall() { // whether the address says anything
   const find = (text) => D.strategies.findIndex((o) => o.label === text);
   state.model = one("model", D.models, D.model); state.at = one("at", ["last", "best", "last5"], "last");
   state.against = one("against", ["variance", "worst"], "variance"); state.scale = one("scale", ["auto", "linear", "log"], "auto");
+  state.along = one("along", alongs(), "round");
   state.only = new Set(words_.getAll("only").map(find).filter((k) => k >= 0));
   state.to = find(words_.get("to")) >= 0 ? find(words_.get("to")) : null;
   return true;
@@ -335,7 +339,7 @@ function wire() { // elements that a live update may replace
   $$("[data-copy]").forEach((button) => button.addEventListener("click", () => copy(copies[button.dataset.copy](), button)));
   commands(document);
   const choose = (id, name, section) => on(id, "change", (e) => { state[name] = e.target.value; controls(); redraw(section); remember(); });
-  choose("#against", "against", "tradeoff"); choose("#weights-seed", "seed", "weights"); choose("#gains-seed", "gainSeed", "gains"); choose("#labels-seed", "labels", "heterogeneity");
+  choose("#against", "against", "tradeoff"); choose("#along", "along", "rounds"); choose("#weights-seed", "seed", "weights"); choose("#gains-seed", "gainSeed", "gains"); choose("#labels-seed", "labels", "heterogeneity");
   $$(".scale").forEach((one) => one.addEventListener("change", () => { state.scale = one.value; controls(); redraw("rounds"); redraw("tradeoff"); remember(); }));
   for (const id of ["#slide-to", "#gains-strategy"]) on(id, "change", (e) => { state.to = Number(e.target.value); state.gainSeed = "all"; controls(); redraw("gains"); redraw("verdict"); remember(); });
   on("#slide", "input", (e) => slide(Number(e.target.value) / 1000));

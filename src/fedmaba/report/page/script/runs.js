@@ -93,8 +93,21 @@ function tradeoff(host) {
 const figuresOf = (name) => byStrategy().flatMap((g) => g.runs.flatMap((run) => run.fair[state.model][name])).filter((v) => v !== null);
 const ROW = { worst: ["worst", "best"], best: ["worst", "best"] }; // panels of one row have one range
 const inBand = ([low, high]) => (D.unit.mark ? [Math.max(0, low), Math.min(100, high)] : [low, high]); // no share lies beyond
+const ALONG = { // what the curves run over: its name, its axis, and how a place on it is told
+  round: ["rounds"],
+  gigabytes: ["gigabytes sent", "gigabytes, down and up", (x) => `${brief(x)} GB`],
+  hours: ["hours", "hours of the simulated clock", (x) => `${brief(x)} hours`],
+};
+const alongs = () => Object.keys(ALONG).filter((name) => D.runs.some((run) => run.fair[name])); // what the runs record
+function curve(g, name) { // of one strategy: means over seeds at each evaluation
+  const runs = g.runs.filter((run) => run.fair[state.along]);
+  const over = (values) => overSeeds(g.k, g.name, runs.map((run) => [run.fair.round, values(run).map((v, i) => (run.fair[state.along][i] === null ? null : v))]));
+  const ys = over((run) => run.fair[state.model][name]), places = over((run) => run.fair[state.along]);
+  return { ...ys, xs: ys.xs.map((x) => places.ys[places.xs.indexOf(x)]) };
+}
 const overRounds = (name, title) => (host) => lines(host, {
-  title, y: ROW[name] && inBand(extent(ROW[name].flatMap(figuresOf))), height: ROW[name] && 320, series: byStrategy().map((g) => overSeeds(g.k, g.name, g.runs.map((run) => [run.fair.round, run.fair[state.model][name]]))),
+  title, y: ROW[name] && inBand(extent(ROW[name].flatMap(figuresOf))), height: ROW[name] && 320, series: byStrategy().map((g) => curve(g, name)),
+  ...(state.along === "round" ? {} : { xname: state.along, xlabel: ALONG[state.along][1], titleOf: ALONG[state.along][2] }),
   unit: name === "variance" ? `variance${D.unit.square}` : `${noun}${D.unit.mark}`, fmt: name === "variance" ? figure : (v) => score(v), zero: name === "variance",
   log: name === "variance", none: "No run has been evaluated yet.",
 });
