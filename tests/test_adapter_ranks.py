@@ -12,6 +12,7 @@ from fedmaba.deploy.client import first_model
 from fedmaba.errors import InputError
 from fedmaba.rows.lora import A, B, Ranks, leading, stacked
 from fedmaba.simulation.engine import Optimiser, Run, start
+from fedmaba.turnout.plan import Turnout
 from plain_loop import PLAN, one, played
 from test_adapters import base
 
@@ -191,6 +192,16 @@ def test_what_does_not_go_together_is_one_line(spec, plan, line, fed):
         start(runs(fed, spec), replace(SHORT, **plan), factory([1, 3]))
     assert line in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_a_client_of_a_lower_rank_is_sent_fewer_bytes(fed):
+    plan = replace(SHORT, turnout=Turnout.parse({"dropout": "0%"}))
+    _, shots = played(runs(fed, "fedavg"), fed, plan, factory([1, 3, 3, 1, 2]))
+    fewer = 2 * 2 * (8 + 8) * 8  # of each of 2 ranks: 2 layers of 2 blocks, in float64
+    for way in ("down", "up"):
+        for shot in shots:
+            sent = shot.rounds[0].columns[f"turnout.{way}"]
+            assert (sent - sent[1]).tolist() == [-2 * fewer, 0, 0, -2 * fewer, -fewer]
 
 
 def test_an_average_over_rounds_and_a_site_of_a_real_federation_are_refused(fed):

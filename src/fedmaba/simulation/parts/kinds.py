@@ -38,6 +38,16 @@ def dealt(runs: Sequence[Run], told: ByClient | None) -> Sequence[Run]:
     return [replace(run, federation=feds[id(run.federation), run.seed]) for run in runs]
 
 
+def not_held(setting: Setting, r: int) -> IntArray:
+    """(N,) How many numbers of the model each client of a run does not hold."""
+    fed, told = setting.runs[r].federation, setting.layout.by_client
+    if fed.kinds is None or told is None:
+        return np.zeros(fed.n_clients, np.int64)
+    every = setting.first.new_ones(len(told.kinds), setting.layout.size)
+    told.cut(setting.layout.named_views(every), np.arange(len(every)))
+    return (every == 0).sum(1).cpu().numpy()[fed.kinds.of]
+
+
 class ClientKinds(Part):
     """All runs of such a model."""
 
@@ -116,6 +126,7 @@ def _refused(setting: Setting, r: int, told: ByClient) -> str:
         "an objective that sees other models": seen,
         "dp": plan.privacy is not None,
         "finetune": plan.finetune is not None,
+        "sums=secure": plan.turnout is not None and plan.turnout.sums == "secure",
     }
     joined = {
         "a rule of the strategy's own that combines changes": run.strategy.combine() is not None,
@@ -126,6 +137,7 @@ def _refused(setting: Setting, r: int, told: ByClient) -> str:
         or needs.keep_rounds > 0
         or needs.last_step,
         "steps of several lengths": needs.trials,
+        "sums=secure": parts["sums=secure"],
     }
     averages = [one for one in run.rules if one != "last" and not needs_validation(one)]
     joined |= {
