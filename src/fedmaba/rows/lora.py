@@ -98,10 +98,10 @@ class Ranks:
         """Set to 0, in place, the rows of A and columns of B beyond the rank of each client."""
         rank = np.array(self.different)[kind]
         held = torch.from_numpy(np.arange(max(self.each)) < rank[:, None])  # (n, rank)
-        for name, weight in weights.items():
-            if name.endswith((A, B)):
-                mask = held.to(weight)
-                weight.mul_(mask[:, :, None] if name.endswith(A) else mask[:, None])
+        factors = {name: weight for name, weight in weights.items() if name.endswith((A, B))}
+        mask = held.to(next(iter(factors.values())))
+        for name, weight in factors.items():
+            weight.mul_(mask[:, :, None] if name.endswith(A) else mask[:, None])
 
     def join(
         self, server: Mapping[str, Tensor], sent: Mapping[str, Tensor], share: NDArray[Any]
