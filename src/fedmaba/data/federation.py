@@ -74,6 +74,13 @@ class Division(NamedTuple):
     min_examples: int = 0
 
 
+class Kinds(NamedTuple):
+    """Kinds of clients, such as how much of a model they hold."""
+
+    names: tuple[str, ...]
+    of: IntArray  # (N,)
+
+
 class Origin(NamedTuple):
     """What a federation was made of, so that another seed can divide it anew."""
 
@@ -91,6 +98,7 @@ class Federation:
     origin: Origin | None = None  # None: it was split by hand
     # This is the digest of the split before examples were copied, empty if none were.
     divided: str = ""
+    kinds: Kinds | None = None  # None: all clients are alike
 
     def __repr__(self) -> str:
         sizes = [f"{len(getattr(self, part).index):,} {part}" for part in partition.PARTS]

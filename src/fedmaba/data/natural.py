@@ -10,6 +10,7 @@ import hashlib
 import io
 import lzma
 import re
+from collections.abc import Mapping, Set
 from importlib import resources
 from importlib.resources.abc import Traversable
 
@@ -103,7 +104,7 @@ def check(spec: str) -> None:
     """Refuse a wrong option of a specification."""
     name = spec.partition(":")[0]
     if name == "shakespeare":
-        _length(spec)
+        length_of(spec)
     else:
         dataset_options(spec, DATASET_OPTIONS[name])
 
@@ -158,7 +159,7 @@ def heart(spec: str = "heart") -> RawTable:
         rows += found
         where += [hospital] * len(found)
     cells = _by_column(HEART, rows)
-    columns: dict[str, NDArray[np.float64] | Words] = {"hospital": _words(where)}
+    columns: dict[str, NDArray[np.float64] | Words] = {"hospital": words(where)}
     for name in list(cells)[:-1]:
         values = np.array([np.nan if cell == "?" else float(cell) for cell in cells[name]])
         if name in ("chol", "trestbps"):
@@ -167,11 +168,11 @@ def heart(spec: str = "heart") -> RawTable:
     # These are kinds of pain, of a reading, and of a defect.
     for name in ("cp", "restecg", "thal"):
         kinds = ["" if cell == "?" else str(int(float(cell))) for cell in cells[name]]
-        columns[name] = _words(kinds)
-    columns["disease"] = _words(["yes" if cell != "0" else "no" for cell in cells["disease"]])
+        columns[name] = words(kinds)
+    columns["disease"] = words(["yes" if cell != "0" else "no" for cell in cells["disease"]])
     group = dataset_options(spec, DATASET_OPTIONS["heart"]).get("group")
     if group is not None:
-        columns["sex"] = _words(["male" if float(cell) else "female" for cell in cells["sex"]])
+        columns["sex"] = words(["male" if float(cell) else "female" for cell in cells["sex"]])
     return RawTable(columns, Reading("disease", "hospital", group))
 
 
@@ -198,11 +199,11 @@ def adult(spec: str) -> RawTable:
             columns[name] = np.array(cells[name], np.float64)
         else:
             gap = "unknown" if name == by else ""
-            columns[name] = _words([gap if cell == "?" else cell for cell in cells[name]])
+            columns[name] = words([gap if cell == "?" else cell for cell in cells[name]])
     if by == "education":
         del columns["education-num"]
-    columns["income"] = _words([cell.rstrip(".") for cell in cells["income"]])
-    columns["part"] = _words(part)
+    columns["income"] = words([cell.rstrip(".") for cell in cells["income"]])
+    columns["part"] = words(part)
     return RawTable(columns, Reading("income", by, group, "part"))
 
 
@@ -211,46 +212,57 @@ def _by_column(names: str, rows: list[list[str]]) -> dict[str, tuple[str, ...]]:
     return dict(zip(names.split(), zip(*rows, strict=True), strict=True))
 
 
-def _words(cells: list[str]) -> Words:
+def words(cells: list[str]) -> Words:
+    """A column of words; an empty cell is a gap."""
     seen: dict[str, int] = {}
     code = np.array([-1 if c == "" else seen.setdefault(c, len(seen)) for c in cells], np.int64)
     return in_order(code, list(seen))
 
 
-def _length(spec: str) -> int:
+def length_of(spec: str) -> int:
+    """How many characters a piece of text has: NAME:length=80."""
     length = dataset_options(spec, {"length": ()}).get("length", str(LENGTH))
     if not (length.isdecimal() and len(length) < 5 and 1 <= int(length) <= 1000):
-        raise InputError(f"shakespeare:length={length}: give a whole number from 1 to 1000")
+        raise InputError(
+            f"{spec.partition(':')[0]}:length={length}: give a whole number from 1 to 1000"
+        )
     return int(length)
 
 
 def shakespeare(spec: str) -> Dataset:
-    """The speeches of each role, in order, cut into pieces of `length` characters.
-
-    Each position predicts the next character; after the end of a role's text, none.
-    """
-    wide, text = _length(spec), _text("shakespeare.txt")
+    """The speeches of each role, in order."""
+    length, text = length_of(spec), _text("shakespeare.txt")
     speeches: dict[str, list[str]] = {}
     # A line that ends in a colon below an empty one names who speaks until the next such line.
     parts = re.split(r"(?:\A|(?<=\n\n))([^\n]+):\n", text)
     for name, words in zip(parts[1::2], parts[2::2], strict=True):
         speeches.setdefault(name, []).append(words.strip("\n"))
-    characters = tuple(sorted(set(text)))
+    texts = {name: "\n".join(speeches[name]) for name in sorted(speeches)}
+    return next_characters(spec, texts, length, set(text))
+
+
+def next_characters(
+    name: str, texts: Mapping[str, str], length: int, alphabet: Set[str]
+) -> Dataset:
+    """The text of each client, cut into pieces of `length` characters.
+
+    Each position predicts the next character; after the end of a client's text, none.
+    """
+    characters = tuple(sorted(alphabet))
     number = np.full(max(map(ord, characters)) + 1, -1, np.int64)
     number[[ord(c) for c in characters]] = np.arange(len(characters))
-    names = tuple(sorted(speeches))
     xs, ys, owner = [], [], []
-    for client, name in enumerate(names):
-        codes = number[np.frombuffer("\n".join(speeches[name]).encode("utf-32-le"), np.uint32)]
-        many = -(-(len(codes) - 1) // wide)
+    for client, text in enumerate(texts.values()):
+        codes = number[np.frombuffer(text.encode("utf-32-le"), np.uint32)]
+        many = -(-(len(codes) - 1) // length)
         if many < 1:
             continue
-        x = np.zeros(many * wide, np.int64)
-        y = np.full(many * wide, IGNORED, np.int64)
+        x = np.zeros(many * length, np.int64)
+        y = np.full(many * length, IGNORED, np.int64)
         x[: len(codes) - 1], y[: len(codes) - 1] = codes[:-1], codes[1:]
-        xs.append(x.reshape(many, wide))
-        ys.append(y.reshape(many, wide))
+        xs.append(x.reshape(many, length))
+        ys.append(y.reshape(many, length))
         owner.append(np.full(many, client, np.int64))
     x, y = np.concatenate(xs), np.concatenate(ys)
     owners = np.concatenate(owner)
-    return Dataset(spec, x, y, len(y), characters, owners, names, task="sequence")
+    return Dataset(name, x, y, len(y), characters, owners, tuple(texts), task="sequence")

@@ -19,6 +19,7 @@ from fedmaba.errors import InputError, error_line, installed, shortened
 
 INPUTS = ("input_ids", "attention_mask")  # as models of transformers call them
 AT_ONCE = 10_000  # texts
+BETWEEN = "\x1e"  # the two texts of a pair, which a tokeniser marks in its own way
 
 
 class Tokens(NamedTuple):
@@ -42,14 +43,16 @@ def inputs(name: str, texts: Words, folder_name: str, most: int | None) -> Token
         raise InputError(f"tokens={most}: {folder} takes at most {limit}: give fewer")
     limit = most or limit
     tokeniser = _tokeniser(folder)
-    if limit <= (marks := tokeniser.num_special_tokens_to_add(False)):
+    paired = any(BETWEEN in word for word in texts.words)
+    if limit <= (marks := tokeniser.num_special_tokens_to_add(paired)):
         raise InputError(f"tokens={limit}: {marks} of them mark the text's ends: give more")
     tokeniser.no_padding()
     tokeniser.enable_truncation(limit)
     found: list[list[int]] = []
     cut = 0
     for first in range(0, len(texts.words), AT_ONCE):
-        for one in tokeniser.encode_batch([*texts.words[first : first + AT_ONCE]]):
+        some = [_one_or_two(word) for word in texts.words[first : first + AT_ONCE]]
+        for one in tokeniser.encode_batch(some):
             found.append(one.ids)
             cut += bool(one.overflowing)
     length = max(map(len, found))
@@ -58,10 +61,16 @@ def inputs(name: str, texts: Words, folder_name: str, most: int | None) -> Token
     for row, tokens in enumerate(found):
         ids[row, : len(tokens)] = tokens
         mask[row, : len(tokens)] = True
-    some = f"{cut:,} of {len(found):,} different texts are longer and were cut" if cut else ""
+    longer = f"{cut:,} of {len(found):,} different texts are longer and were cut"
     step = f"text {name}: up to {length} tokens of {folder / TOKENISER}"
     named = dict(zip(INPUTS, (ids[texts.code], mask[texts.code]), strict=True))
-    return Tokens(named, f"{step}; {some}" if cut else step)
+    return Tokens(named, f"{step}; {longer}" if cut else step)
+
+
+def _one_or_two(word: str) -> str | tuple[str, str]:
+    """A text, or the two of a pair."""
+    first, between, second = word.partition(BETWEEN)
+    return (first, second) if between else word
 
 
 def _tokeniser(folder: Path) -> Any:

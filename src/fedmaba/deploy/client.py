@@ -28,6 +28,7 @@ from fedmaba.errors import InputError
 from fedmaba.rows import LossFn, compile, models, objectives
 from fedmaba.rows.base import Layout
 from fedmaba.rows.batchnorm import Choice, too_few
+from fedmaba.rows.by_client import refuse_at_sites
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.tasks import FUNCTIONS, TaskFunctions
 from fedmaba.rows.workers import Workers
@@ -180,6 +181,7 @@ class LocalClient:
         told: dict[str, Any] = {"target": kind, "free": free, "examples": data.x}
         told["own_layers"], seed = local.own_layers, int(task.get("model-seed", 0))
         net = models.build_model(make, data.shape, kind.outputs, seed, self.batchnorm, **told)
+        refuse_at_sites(net)
         sent = models.sent_weights(net)
         here = {name: value for name, value in net.state_dict().items() if name not in sent}
         if extra := set(weights) & set(here):
@@ -363,5 +365,6 @@ def first_model(
     target = TargetKind(check_task(task) or "classify", (), classes)
     told: dict[str, Any] = {"target": target, "free": True, "own_layers": own_layers}
     net = models.build_model(make, shape, classes, seed, batchnorm, **told)
+    refuse_at_sites(net)
     state = models.sent_weights(net)
     return {name: value.detach().cpu().numpy() for name, value in state.items()}

@@ -416,7 +416,7 @@ class Turnout(Section):
 
 def usual_model(data: str) -> str:
     """The model that is used where none is named: one that fits the data set of this name."""
-    return "lstm" if data.partition(":")[0] == "shakespeare" else "mlp"
+    return "lstm" if data.partition(":")[0] in ("shakespeare", "sotu") else "mlp"
 
 
 class Experiment(Section):
@@ -427,7 +427,7 @@ class Experiment(Section):
     model: str = option(
         "mlp",
         "--model",
-        "mlp (shakespeare: lstm), cnn, resnet8, ..., hf:FOLDER or package.module:factory",
+        "mlp (shakespeare, sotu: lstm), cnn, resnet8, ..., hf:FOLDER or package.module:factory",
     )
     init: str | None = newer_option(
         None, "--init", "weights to start from: a .safetensors file [drawn by the seed]"

@@ -21,7 +21,7 @@ from torch import nn
 
 import fedmaba
 from fedmaba import strategies
-from fedmaba.data import datasets
+from fedmaba.data import datasets, groups
 from fedmaba.data.federation import Federation, attacked
 from fedmaba.errors import InputError
 from fedmaba.experiment import experiment_file, session_notes, without_effect
@@ -430,7 +430,9 @@ def _groups(batch: engine.Batch, data: datasets.Dataset) -> Groups:
     """The groups of people that the runs are judged by; none where they are not."""
     if not batch.judges_groups:
         return Groups()
-    return Groups(data.group_names, data.classes[1] if data.target.outputs == 2 else "")
+    return Groups(
+        groups.names(batch.runs[0].federation), data.classes[1] if data.target.outputs == 2 else ""
+    )
 
 
 def _client_metric(

@@ -26,7 +26,7 @@ def notes(
 ) -> list[str]:
     """The lines of a session, in the order in which people read them."""
     lines = [*_model_notes(batch.rows.path), task, *undefined]
-    lines += [*_group_notes(batch), *_local_notes(batch)]
+    lines += [*_group_notes(batch), *_kind_notes(batch), *_local_notes(batch)]
     if private := mechanisms_of(batch):
         lines.append(mechanism.note(private))
     if batch.ranks.count > 1:
@@ -101,6 +101,17 @@ def _group_notes(batch: engine.Batch) -> list[str]:
     if found.yes and not batch.judges_groups:
         return ["groups: they are not judged: your loss and metric say what outputs mean"]
     return [found.note] if found.note else []
+
+
+def _kind_notes(batch: engine.Batch) -> list[str]:
+    """How many clients are of each kind, where they hold different parts of the model."""
+    fed = batch.runs[0].federation
+    if fed.kinds is None:
+        return []
+    many = np.bincount(fed.kinds.of, minlength=len(fed.kinds.names))
+    shown = ", ".join(f"{name} {n:,}" for name, n in zip(fed.kinds.names, many, strict=True))
+    people = "" if fed.data.group is None else "; groups are those that the data name"
+    return [f"clients: {shown}{people}"]
 
 
 def undefined(metric: ClientMetricFn, runs: Sequence[engine.Run]) -> list[str]:

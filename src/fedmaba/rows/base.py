@@ -17,6 +17,7 @@ from fedmaba.data import trees
 from fedmaba.data.trees import Tree
 from fedmaba.errors import InputError
 from fedmaba.layer_names import names_kept
+from fedmaba.rows.by_client import by_client
 
 # A loss turns outputs (n, ...) and targets (n, ...), or classes (n,), into (n,) numbers.
 LossFn = Callable[[Tensor, Tensor], Tensor]
@@ -75,6 +76,7 @@ class Layout:
         self.starts: list[int] = []
         self.strides: list[tuple[int, ...]] = []
         self.forms = dict(forms or {})
+        self.by_client = by_client(model)
         sent, kept, statistics = _moving(model)
         self.shared = self._place(sent, 0)
         self.trained = self._place(kept, self.shared)
@@ -157,6 +159,11 @@ class Layout:
             flat.as_strided((rows, *shape), (apart, *steps), base + a)
             for a, shape, steps in zip(self.starts, self.shapes, self.strides, strict=True)
         ]
+
+    def named_views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Each weight of all rows by name, (R, *shape); those in a stored form are left out."""
+        every = zip(self.names, self.views(flat), strict=True)
+        return {name: view for name, view in every if name not in self.forms}
 
     def pack(self, model: nn.Module) -> Tensor:
         """The weights of a model as a flat vector (P,)."""

@@ -1,7 +1,8 @@
 """Text models of a Hugging Face folder: its encoder, the mean over tokens, and a new linear head.
 
 `hf:FOLDER` trains all of it, `hf:FOLDER,train=head` the head alone, and `hf:FOLDER,rank=8,on=query`
-adapters of the layers `query` and the head. The folder's files are read, none of its code is run.
+adapters of the layers `query` and the head; with `rank=2|4|8` clients have different ranks. The
+folder's files are read, none of its code is run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedmaba.rows.lora import add_lora
 
 KINDS = ("bert", "distilbert", "roberta", "xlm-roberta")
 WEIGHTS = "model*.safetensors"
-OPTIONS = ("train", "rank", "on", "alpha", "dropout")
+OPTIONS = ("train", "rank", "on", "alpha", "dropout", "average")
 
 
 class TextModel(nn.Module):
@@ -47,10 +48,11 @@ class TextModel(nn.Module):
 class Adapters(NamedTuple):
     """Which layers get an adapter, and what kind of."""
 
-    on: tuple[str, ...]
-    rank: int
+    layers: tuple[str, ...]
+    rank: tuple[int, ...]  # of clients
     alpha: float
     dropout: float
+    average: Any  # which `add_lora` checks
 
 
 class Pretrained:
@@ -71,8 +73,7 @@ class Pretrained:
         encoder = copy.deepcopy(self.encoder, dict(frozen))
         model = TextModel(encoder, encoder.config.hidden_size, outputs)
         if (how := self.adapters) is not None:
-            rest = {"alpha": how.alpha, "dropout": how.dropout}
-            add_lora(model, how.on, rank=how.rank, train=["head"], **rest)
+            add_lora(model, train=["head"], **how._asdict())
         return model
 
     @cached_property
@@ -127,14 +128,14 @@ def _parsed(name: str) -> tuple[Path, Adapters | None, bool]:
     if "on" not in told:
         raise InputError(f"model {name!r}: say which layers get an adapter, as on=query|value")
     try:
-        rank = int(told.get("rank", "8"))
-        alpha, dropout = float(told.get("alpha", rank)), float(told.get("dropout", "0"))
+        rank = tuple(int(one) for one in told.get("rank", "8").split("|"))
+        alpha, dropout = float(told.get("alpha", max(rank))), float(told.get("dropout", "0"))
     except ValueError as err:
         raise InputError(f"model {name!r}: {err}: give numbers, as rank=8,alpha=16") from None
     if not 0 <= dropout < 1:
         raise InputError(f"model {name!r}: dropout={dropout:g} must lie from 0 to below 1")
     layers = tuple(layer.strip() for layer in told["on"].split("|"))
-    return Path(folder), Adapters(layers, rank, alpha, dropout), False
+    return Path(folder), Adapters(layers, rank, alpha, dropout, told.get("average")), False
 
 
 def _checked(folder: Path) -> dict[str, Any]:

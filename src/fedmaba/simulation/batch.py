@@ -128,8 +128,10 @@ class Batch:
     @cached_property
     def early(self) -> list[bool]:
         """Whether the weights of each run are known, and used, before local training ends."""
-        each = zip(self.runs, self.needs, strict=True)
-        return [needs.early and run.strategy.combine() is None for run, needs in each]
+        return [
+            needs.early and not any(part.takes_changes(r) for part in self.parts_of(r))
+            for r, needs in enumerate(self.needs)
+        ]
 
     @cached_property
     def local(self) -> list[Local]:

@@ -62,7 +62,6 @@ class Predicted(NamedTuple):
     """What a model predicts for all examples of some clients, one client after another."""
 
     clients: IntArray
-    rows: IntArray  # (n,)         of the pool
     losses: NDArray[np.float64]  # (n,)
     outputs: NDArray[np.float64]  # (n, ...)
     y: NDArray[Any]  # (n, ...)
@@ -81,12 +80,12 @@ def outputs_of_clients(
         rows, w = send(index, batch.progress.model.device), models(group[:1])
         losses, outputs = outputs_and_losses(batch.rows, w, rows, pool.x, pool.y, batch.workers)
         told = (v.cpu().numpy() for v in (losses.double(), outputs.double(), pool.y[rows]))
-        yield Predicted(group, index, *told)
+        yield Predicted(group, *told)
 
 
 def whole_models(batch: Batch) -> bool:
-    """Whether clients send the whole model, so that all of them have the server's."""
-    return batch.rows.layout.shared == batch.rows.layout.size
+    """Whether all clients use the server's model as it is."""
+    return not any(part.changes_model for part in batch.parts)
 
 
 def score_of_client(

@@ -25,6 +25,7 @@ from fedmaba.errors import InputError, NoRoom
 from fedmaba.rows import LossFn, Rows, compile, models
 from fedmaba.rows.base import Inputs
 from fedmaba.rows.batchnorm import unused_statistics
+from fedmaba.rows.by_client import by_client
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.tasks import FUNCTIONS
 from fedmaba.rows.weights import GivenWeights
@@ -39,6 +40,7 @@ from fedmaba.simulation.memory import ClientMemory
 from fedmaba.simulation.optimiser import Optimiser
 from fedmaba.simulation.part import Part, Setting
 from fedmaba.simulation.parts import carried_by, columns_of, parts_of
+from fedmaba.simulation.parts.kinds import dealt
 from fedmaba.simulation.scoring import evaluate_models
 from fedmaba.simulation.state import (
     Candidates,
@@ -98,6 +100,7 @@ def start(
     checks.check_picks(runs, lower)
     initial = _first_models(runs, plan, make, init, free=free, dtype=dtype)
     first = initial[runs[0].seed]
+    runs = dealt(runs, by_client(first))
     x, y = load_examples(first, make, data, device, dtype)
     template = copy.deepcopy(first).to(device, dtype)
     many = max(2, min(plan.minibatch, len(y)))

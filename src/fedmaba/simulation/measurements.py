@@ -20,6 +20,7 @@ from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation.batch import Batch, RunParts
 from fedmaba.simulation.client import Trainer
+from fedmaba.simulation.client_scores import whole_models
 from fedmaba.simulation.evaluation import evaluate, mean_losses
 from fedmaba.simulation.part import Host, IntArray, ModelsOf
 from fedmaba.simulation.work import Cohort
@@ -46,7 +47,7 @@ def start_losses(
     model = batch.progress.model if model is None else model
     if not cohorts:
         return {}
-    if batch.rows.layout.shared < batch.rows.layout.size:
+    if not whole_models(batch):
         return {c.r: _own_losses(batch, parts, c, model[c.r]) for c in cohorts}
     runs, ranks = np.array([c.r for c in cohorts]), batch.ranks
     first, size = parts.entries_of([(c.r, c.client) for c in cohorts])
@@ -80,7 +81,7 @@ def start_losses(
 
 
 def _own_losses(batch: Batch, parts: RunParts, c: Cohort, model: Tensor) -> Host:
-    """Each participant's loss at a model (P,) with the part that it keeps."""
+    """Each participant's loss at a model (P,) as it uses it."""
     models = partial(server_models, batch.trainer, c.r, model)
     losses, _ = client_means(batch, parts, c.r, models, c.client)
     return start_fetch(losses)

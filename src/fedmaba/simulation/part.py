@@ -59,6 +59,7 @@ class Part:
     bounds: ClassVar[tuple[str, ...]] = ()  # numbers that `report` makes finite whatever they are
     waits: ClassVar[bool] = False  # whether `draw` needs what the round before left
     guides: ClassVar[bool] = False  # whether training needs what strategies decide before it
+    changes_model: ClassVar[bool] = False  # whether `used` gives clients other models
 
     def __init__(self, setting: Setting, runs: frozenset[int]) -> None:
         self.setting = setting
@@ -86,6 +87,10 @@ class Part:
     def alike(self, r: int) -> IntArray | int:
         """A number, or one for each client (N,): rows that differ are not trained together."""
         return 0
+
+    def takes_changes(self, r: int) -> bool:
+        """Whether `add` needs the change of each client of a run."""
+        return False
 
     def joins_step(self, r: int) -> bool:
         """Whether `collect` or `add` change the step of a run's server."""

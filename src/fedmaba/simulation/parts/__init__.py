@@ -23,6 +23,7 @@ from fedmaba.simulation.parts.full_gradient import FullGradient
 from fedmaba.simulation.parts.groups import GroupCounts
 from fedmaba.simulation.parts.guided import Guided
 from fedmaba.simulation.parts.kept_vectors import KeptVectors
+from fedmaba.simulation.parts.kinds import ClientKinds
 from fedmaba.simulation.parts.losses import Losses
 from fedmaba.simulation.parts.objective import LocalObjective
 from fedmaba.simulation.parts.own_layers import OwnLayers
@@ -38,6 +39,7 @@ from fedmaba.simulation.parts.turnout import TurnoutPart
 PARTS: tuple[type[Part], ...] = (
     TurnoutPart,
     CombinedChanges,
+    ClientKinds,
     Losses,
     GroupCounts,
     ChangeProducts,

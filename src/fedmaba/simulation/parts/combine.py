@@ -31,6 +31,9 @@ class CombinedChanges(Part):
     def has(cls, setting: Setting, r: int) -> bool:
         return _rule(setting, r) is not None
 
+    def takes_changes(self, r: int) -> bool:
+        return True
+
     def numbers(self, batch: Batch, work: Work, moment: Moment) -> Mapping[int, Mapping[str, Host]]:
         """See whose changes are finite; the others are left out."""
         for c in (c for c in work.late if c.r in self.runs and moment == "after training"):

@@ -21,6 +21,8 @@ OWN = "/model"  # the column, and what `Chunk.made` calls it; no vector of a str
 class OwnLayers(Part):
     """All runs of a model of which clients keep a part."""
 
+    changes_model = True
+
     @classmethod
     def has(cls, setting: Setting, r: int) -> bool:
         return setting.layout.shared < setting.layout.size

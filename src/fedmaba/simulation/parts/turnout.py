@@ -20,6 +20,7 @@ from fedmaba.simulation.batch import Batch
 from fedmaba.simulation.client import Chunk
 from fedmaba.simulation.measurements import start_losses
 from fedmaba.simulation.part import Drawn, FloatArray, IntArray, Part, Setting
+from fedmaba.simulation.parts.kinds import not_held
 from fedmaba.simulation.state import Plan, Round, Run
 from fedmaba.simulation.vectors import take_rows
 from fedmaba.simulation.work import Cohort, Work
@@ -60,6 +61,8 @@ class TurnoutPart(Part):
         }
         self.people = [people[run.seed, id(run.federation)] for run in setting.runs]
         self.bills = [self._bill(r) for r in range(len(setting.runs))]
+        width = setting.first.element_size()
+        self.spared = [width * not_held(setting, r) for r in range(len(setting.runs))]  # (N,) bytes
         for r, run in enumerate(setting.runs):
             self._check(r, run)
 
@@ -173,7 +176,9 @@ class TurnoutPart(Part):
         if turnout.deadline is not None:
             size = run.federation.train.size
             examples = _examples(self.plan, self.setting.local[r].full_batch, size)
-            least = fastest(people, examples, self.bills[r])
+            bill = self.bills[r]
+            each = bill.down + bill.up + sum(bill.later(1))
+            least = fastest(people, examples, each - 2 * self.spared[r])
             if turnout.deadline < least:
                 raise InputError(
                     f"deadline={turnout.deadline:g}s, but the fastest client of seed {run.seed} "
@@ -186,8 +191,9 @@ class TurnoutPart(Part):
         """What becomes of those who are asked, the bytes to and from them, and their seconds."""
         people, bill, heard = self.people[r], self.bills[r], batch.progress.carried[r]["heard"]
         new = heard[asked] == 0
-        down = bill.down + np.where(new & bool(heard.any()), bill.first, 0)
-        up = bill.up + np.where(new, 0, bill.again)
+        spared = self.spared[r][asked]
+        down = bill.down - spared + np.where(new & bool(heard.any()), bill.first, 0)
+        up = bill.up - spared + np.where(new, 0, bill.again)
         size = batch.runs[r].federation.train.size[asked]
         examples = _examples(batch.plan, batch.local[r].full_batch, size)
         took = people.seconds(asked, examples, down + up + sum(bill.later(len(asked))))
@@ -236,7 +242,7 @@ class TurnoutPart(Part):
         answer = np.full(width, NOT_ASKED)
         answer[asked] = drawn.answer
         down, up, weight, seconds = np.zeros((4, width))
-        down[polled], up[polled] = bill.down, bill.poll_up
+        down[polled], up[polled] = bill.down - self.spared[r][drawn.polled], bill.poll_up
         down[asked] += drawn.down
         up[asked] += drawn.up
         weight[:], seconds[:] = np.nan, np.nan
