@@ -85,8 +85,8 @@ def aggregate_whole_round(
 ) -> Tensor:
     """Weigh all rows of a round at once and take the server's step."""
     total, weight = _summed(coef, w)
-    delta = torch.zeros_like(model)
-    delta[runs] = total - weight * model[runs]
+    change = total.sub_(weight * model.index_select(0, runs))
+    delta = torch.zeros_like(model).index_copy_(0, runs, change)
     return server_step(spec, model, deployed, moments, owner, delta, moves, share)
 
 
