@@ -1,187 +1,120 @@
 """Models of your own through `engine.simulate`, against the loop that everybody writes.
 
-That loop is `plain.py`. Each model is a class of its own, as a user writes it: a CNN with
-GroupNorm, ResNet-8 and ResNet-18 with GroupNorm, a small vision transformer, and LSTMs of 32 and of
-80 steps. Five runs train ten clients each (ResNet-18: one run), 500 examples in minibatches of 50.
+That loop is `plain.py`. The models are classes as users write them, in `own_models.py`. BERT is
+left out where transformers is not installed.
 
 On CUDA the plain loop is timed on training alone. Ours also does FedMABA's start-loss pass, the
-aggregation and an evaluation every 20 rounds. Both run in turn, on the same GPU. Before that, all
-models are compiled at the same time, each in a process of its own, into the folder that keeps
-compiled kernels; how long that took is part of the result.
+aggregation and an evaluation every 20 rounds. Five runs train ten clients each (ResNet-18: one
+run), 500 examples in minibatches of 50. Both run in turn, on the same GPU. Before that, all models
+are compiled at the same time, each in a process of its own, into the folder that keeps compiled
+kernels; how long that took is part of the result.
+
+On a CPU both do the same work: start losses, training, aggregation, and an evaluation every two
+rounds. Two of four clients take part, with 100 examples each (ResNet-18: 20). A line gives the
+median of the ratios of blocks of two rounds, in turn and in one process, and their range. On one
+core the clock counts CPU seconds, on several it is the one on the wall. The peak of memory is that
+of a process of its own for each side, above what it had with the data.
 
     python benchmarks/models.py --out models.json            on CUDA: bf16, then tf32
-    python benchmarks/models.py --device cpu                 one CPU core, small sizes, CPU seconds
+    python benchmarks/models.py --device cpu                 one CPU core
+    python benchmarks/models.py --device cpu --threads 8     eight cores, eight clients in a round
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
+import memory
+import own_models
+from cpu import about
 from fedmaba import strategies
 from fedmaba.data import datasets
 from fedmaba.data.federation import Federation
+from fedmaba.rows.batchnorm import Choice
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 from plain import Plain
 
+BERT = "BERT 2 x 128"
 EVERY = 20  # rounds between evaluations on CUDA; the first 20 are not timed
 
 
-class GroupNormCNN(nn.Module):
-    def __init__(self, classes: int = 10) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(3, 32, 3, padding=1), nn.GroupNorm(4, 32)
-        self.conv2, self.norm2 = nn.Conv2d(32, 64, 3, padding=1), nn.GroupNorm(8, 64)
-        self.hidden, self.norm = nn.Linear(4096, 128), nn.LayerNorm(128)
-        self.out = nn.Linear(128, classes)
+class Model(NamedTuple):
+    """A model, its data, and what is measured of it."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
-        x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        out: Tensor = self.out(F.gelu(self.norm(self.hidden(x.flatten(1)))))
-        return out
+    make: Callable[[], nn.Module]
+    runs: int = 5  #                on CUDA
+    bar: int = 0  #                 updates per second there; 0: twelve times the plain loop's
+    data: str = "images"  #         or text, or characters
+    batchnorm: Choice = "refuse"
+    each: int = 100  #              examples of a client on a CPU
+    minibatch: int = 50  #          on a CPU
 
 
-class Block(nn.Module):
-    def __init__(self, inside: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.a = nn.Conv2d(inside, width, 3, stride, 1, bias=False)
-        self.b = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.norm_a, self.norm_b = nn.GroupNorm(8, width), nn.GroupNorm(8, width)
-        plain = stride == 1 and inside == width
-        self.short = nn.Identity() if plain else nn.Conv2d(inside, width, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm_b(self.b(F.relu(self.norm_a(self.a(x)))))
-        return F.relu(y + self.short(x))
-
-
-class ResNet(nn.Module):
-    def __init__(self, widths: tuple[int, ...], depth: int, classes: int = 10) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
-        self.norm, inside, blocks = nn.GroupNorm(8, widths[0]), widths[0], []
-        for stage, width in enumerate(widths):
-            for number in range(depth):
-                blocks.append(Block(inside, width, 2 if stage and not number else 1))
-                inside = width
-        self.blocks, self.out = nn.Sequential(*blocks), nn.Linear(inside, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.out(self.blocks(F.relu(self.norm(self.stem(x)))).mean((2, 3)))
-        return out
-
-
-class Layer(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        many, length, width = x.shape
-        heads = self.qkv(self.norm1(x)).view(many, length, 3, self.heads, -1)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-        x = x + self.project(seen.reshape(many, length, width))
-        out: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
-        return out
-
-
-class ViT(nn.Module):
-    """Patches of 4 x 4, four layers of width 128."""
-
-    def __init__(self, width: int = 128, depth: int = 4, heads: int = 4, classes: int = 10) -> None:
-        super().__init__()
-        self.patches, self.out = nn.Conv2d(3, width, 4, 4), nn.Linear(width, classes)
-        self.place = nn.Parameter(0.02 * torch.randn(1, 64, width))
-        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(depth)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.place
-        out: Tensor = self.out(self.layers(tokens).mean(1))
-        return out
-
-
-class LineLSTM(nn.Module):
-    """An image as 32 lines."""
-
-    def __init__(self, classes: int = 10) -> None:
-        super().__init__()
-        self.steps, self.out = nn.LSTM(96, 128, batch_first=True), nn.Linear(128, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        lines = x.permute(0, 2, 3, 1).reshape(len(x), 32, 96)
-        out: Tensor = self.out(self.steps(lines)[0][:, -1])
-        return out
-
-
-class CharacterLSTM(nn.Module):
-    """The next of 80 kinds of characters after 80, as in the Shakespeare task."""
-
-    def __init__(self, classes: int = 80) -> None:
-        super().__init__()
-        self.embed, self.out = nn.Embedding(80, 8), nn.Linear(128, classes)
-        self.steps = nn.LSTM(8, 128, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.out(self.steps(self.embed(x.long()))[0][:, -1])
-        return out
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {  # model, runs, bar (updates/s)
-    "CNN with GroupNorm": (GroupNormCNN, 5, 900),
-    "ResNet-8": (lambda: ResNet((16, 32, 64), 1), 5, 350),
-    "ViT": (ViT, 5, 320),
-    "LSTM, 32 lines": (LineLSTM, 5, 552),
-    "LSTM, 80 characters": (CharacterLSTM, 5, 0),
-    "ResNet-18": (lambda: ResNet((64, 128, 256, 512), 2), 1, 46),
+MODELS = {
+    "CNN with GroupNorm": Model(own_models.GroupNormCNN, bar=900),
+    "ResNet-8": Model(lambda: own_models.ResNet((16, 32, 64), 1), bar=350),
+    "ViT": Model(own_models.ViT, bar=320),
+    "LSTM, 32 lines": Model(own_models.LineLSTM, bar=552),
+    "LSTM, 80 characters": Model(own_models.CharacterLSTM, data="characters"),
+    "ResNet-18": Model(
+        lambda: own_models.ResNet((64, 128, 256, 512), 2), 1, 46, each=20, minibatch=10
+    ),
+    "TextCNN": Model(own_models.TextCNN, data="text"),
+    "GRU on text": Model(own_models.TextGRU, data="text"),
+    BERT: Model(own_models.Bert, data="text"),
+    "Mixer": Model(own_models.Mixer),
+    "MobileNet, batchnorm=local": Model(own_models.MobileNet, batchnorm="local"),
+    "MobileNet, batchnorm=group": Model(own_models.MobileNet, batchnorm="group"),
+    "ConvNeXt": Model(own_models.ConvNeXt),
 }
 
 
-def examples(name: str, each: int, tested: int, clients: int) -> datasets.Dataset:
-    """Random images of CIFAR-10's size, or random characters."""
+def examples(kind: str, each: int, tested: int, clients: int) -> datasets.Dataset:
+    """Random images of CIFAR-10's size, random characters, or texts of random tokens."""
     rng, n = np.random.default_rng(0), clients * each
-    if "characters" in name:
-        x = rng.integers(80, size=(n + tested, 80)).astype(np.float32)
-        y = np.arange(len(x)) % 80
+    many, classes = n + tested, 10
+    if kind == "characters":
+        x, classes = rng.integers(80, size=(many, 80)).astype(np.float32), 80
+    elif kind == "text":
+        x = rng.integers(own_models.TOKENS, size=(many, own_models.LENGTH))
     else:
-        x = rng.standard_normal((n + tested, 3, 32, 32), dtype=np.float32)
-        y = np.arange(len(x)) % 10
+        x = rng.standard_normal((many, 3, 32, 32), dtype=np.float32)
+    y = np.arange(many) % classes
     return datasets.from_arrays(x[:n], y[:n], x_test=x[n:], y_test=y[n:])
 
 
-def jobs(name: str, small: bool) -> tuple[list[Run], Callable[..., nn.Module]]:
-    """The runs of a model and the factory that makes it."""
-    make, many, _ = MODELS[name]
-    each = (20 if name == "ResNet-18" else 100, 40, 4) if small else (500, 10_000, 100)
-    data = examples(name, *each)
-    feds = [
-        Federation.make(data, "iid", 4 if small else 100, s) for s in range(1 if small else many)
-    ]
+def jobs(name: str, small: bool, least: int = 4) -> tuple[list[Run], Callable[..., nn.Module]]:
+    """The runs of a model and the factory that makes it; small ones have `least` clients."""
+    model = MODELS[name]
+    clients, many = (least, 1) if small else (100, model.runs)
+    sizes = (model.each, 10 * clients) if small else (500, 10_000)
+    data = examples(model.data, *sizes, clients)
+    feds = [Federation.make(data, "iid", clients, s) for s in range(many)]
     strategy = strategies.parse("fedmaba")[0]
-    return [Run(strategy, s, fed) for s, fed in enumerate(feds)], lambda shape, classes: make()
+    runs = [Run(strategy, s, fed) for s, fed in enumerate(feds)]
+    return runs, lambda shape, classes: model.make()
 
 
 def on_cuda(name: str, dtype: str, rounds: int) -> dict[str, Any]:
     """Client updates per second of both."""
     runs, make = jobs(name, small=False)
-    plan = Plan(rounds, participants=10, eval_every=EVERY, dtype=dtype, device="cuda")
+    more = {"dtype": dtype, "device": "cuda", "batchnorm": MODELS[name].batchnorm}
+    plan = Plan(rounds, participants=10, eval_every=EVERY, **more)
     begun = time.perf_counter()
     batch = start(runs, plan, make)
     batch.rows.tell = lambda line: print(f"  {line}", flush=True)
@@ -214,7 +147,9 @@ def plain_on_cuda(name: str, dtype: str) -> float:
     low = dtype == "bf16"
     for switch in (torch.backends.cuda.matmul, torch.backends.cudnn):
         switch.allow_tf32 = dtype != "float32"
-    other = Plain(runs[0], Plan(1, device="cuda"), make, device="cuda")
+    other = Plain(
+        runs[0], Plan(1, device="cuda", batchnorm=MODELS[name].batchnorm), make, device="cuda"
+    )
     clients = iter(other.train * 2)
 
     def some(many: int) -> float:
@@ -230,26 +165,62 @@ def plain_on_cuda(name: str, dtype: str) -> float:
     return 20 / some(20)
 
 
-def on_cpu(name: str, blocks: int) -> dict[str, Any]:
-    """The same rounds by both, in turn, in CPU seconds of one core."""
-    runs, make = jobs(name, small=True)
-    minibatch = 10 if name == "ResNet-18" else 50
-    plan = Plan(2 * blocks + 2, 2, 1, None, minibatch, eval_every=2, threads=1, device="cpu")
-    batch = start(runs, plan, make)
-    ours, other = simulate(batch), Plain(runs[0], plan, make)
-    sides: dict[str, Callable[[], object]] = {"ours": lambda: next(ours), "plain": other.step}
+def sides_on_cpu(name: str, rounds: int, threads: int) -> dict[str, Callable[[], Any]]:
+    """What makes each side; a call of what is made plays one round."""
+    model = MODELS[name]
+    runs, make = jobs(name, small=True, least=max(4, threads))
+    more = {"minibatch": model.minibatch, "batchnorm": model.batchnorm, "threads": threads}
+    plan = Plan(rounds, participants=max(2, threads), eval_every=2, **more)
+
+    def ours() -> Callable[[], object]:
+        played = simulate(start(runs, plan, make))
+        return lambda: next(played)
+
+    return {"ours": ours, "plain": lambda: Plain(runs[0], plan, make).step}
+
+
+def on_cpu(name: str, blocks: int, threads: int) -> dict[str, Any]:
+    """The same rounds by both, in turn; the first block is not counted."""
+    made = sides_on_cpu(name, 2 * blocks + 2, threads)
+    sides = {side: make() for side, make in made.items()}
+    clock = time.process_time if threads == 1 else time.perf_counter
     taken: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(blocks + 1):
         for side, step in sides.items():
-            begun = time.process_time()
-            for _ in range(2):
-                step()
-            taken[side].append(time.process_time() - begun)
+            begun = clock()
+            step()
+            step()
+            taken[side].append(clock() - begun)
     ratios = [p / o for o, p in zip(taken["ours"][1:], taken["plain"][1:], strict=True)]
-    rates = {side: 4 / statistics.median(v[1:]) for side, v in taken.items()}
-    found = {"job": name, "path": batch.rows.path, "ratio": statistics.median(ratios)}
-    print(f"{name}: {found['ratio']:.2f} x the plain loop ({min(ratios):.2f} to {max(ratios):.2f})")
-    return {**found, "ratios": ratios, "updates_per_second": rates}
+    seconds = {side: statistics.median(v[1:]) / 2 for side, v in taken.items()}
+    megabytes = {side: peak_apart(name, side, threads) for side in sides}
+    found = {"job": name, "threads": threads, "ratio": statistics.median(ratios)}
+    print(
+        f"{name}: {found['ratio']:.2f} x the plain loop ({min(ratios):.2f} to {max(ratios):.2f}); "
+        f"{megabytes['ours']:.0f} MB, the loop {megabytes['plain']:.0f}",
+        flush=True,
+    )
+    return {**found, "ratios": ratios, "seconds_of_a_round": seconds, "peak_megabytes": megabytes}
+
+
+def peak_apart(name: str, side: str, threads: int) -> float:
+    """The peak of memory of one side in a process of its own, in MB."""
+    more = ["--only", name, "--peak", side, "--threads", str(threads)]
+    command = [sys.executable, __file__, "--device", "cpu", *more]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def peak_here(name: str, side: str, threads: int) -> float:
+    """The peak of memory of one side in this process, in MB above what the data take."""
+    make = sides_on_cpu(name, 4, threads)[side]
+    torch.optim.SGD([torch.zeros(1)], 0.1)  # loads what no model is to answer for
+    gc.collect()
+    before = memory.resident()
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of making the data
+    step = make()
+    for _ in range(4):
+        step()
+    return (memory.peak() - before) / 1e6
 
 
 def compile_all(names: list[str], dtypes: list[str], limit: float) -> dict[str, float]:
@@ -292,7 +263,7 @@ def all_on_cuda(names: list[str], dtypes: list[str], rounds: int, limit: float) 
                 print(f"{name}, {dtype}: {type(error).__name__}: {error}", flush=True)
                 found.append({"job": name, "dtype": dtype, "failed": str(error)[:500]})
                 continue
-            bar = MODELS[name][2] or 12 * job["plain"]
+            bar = MODELS[name].bar or 12 * job["plain"]
             rate, other = job["updates_per_second"], job["plain"]
             print(
                 f"{name}, {dtype}: {rate:,.0f} client updates/s (bar {bar:,.0f}), the plain loop "
@@ -310,22 +281,32 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help="models whose name contains this")
     parser.add_argument("--dtype", default="bf16,tf32")
     parser.add_argument("--rounds", type=int, default=2 * EVERY)
-    parser.add_argument("--blocks", type=int, default=3, help="on a CPU")
+    parser.add_argument("--blocks", type=int, default=5, help="on a CPU")
+    parser.add_argument("--threads", type=int, default=1, help="on a CPU")
+    parser.add_argument("--peak", choices=("ours", "plain"), help="print one side's memory alone")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which none begins")
     parser.add_argument("--out", default="models.json")
     asked = parser.parse_args()
     chosen, precisions = [n for n in MODELS if asked.only in n], asked.dtype.split(",")
-    if asked.device == "cpu" and os.environ.get("OMP_NUM_THREADS") != "1":
+    if BERT in chosen and find_spec("transformers") is None:
+        print(f"{BERT}: left out, because transformers is not installed")
+        chosen.remove(BERT)
+    threads = str(asked.threads)
+    if asked.device == "cpu" and os.environ.get("OMP_NUM_THREADS") != threads:
         again = [sys.executable, *sys.argv]
-        os.execve(again[0], again, {**os.environ, "OMP_NUM_THREADS": "1"})
+        os.execve(again[0], again, {**os.environ, "OMP_NUM_THREADS": threads})
     if asked.device == "cpu":
-        torch.set_num_threads(1)
-        result: dict[str, Any] = {"jobs": [on_cpu(name, asked.blocks) for name in chosen]}
+        torch.set_num_threads(asked.threads)
+        if asked.peak:
+            print(peak_here(chosen[0], asked.peak, asked.threads))
+            sys.exit()
+        jobs_done = [on_cpu(name, asked.blocks, asked.threads) for name in chosen]
+        result: dict[str, Any] = {**about(), "jobs": jobs_done}
     elif asked.rounds == 1:  # compiles only
         result = {"jobs": [on_cuda(chosen[0], precisions[0], 1)]}
         sys.exit()
     else:
-        result = all_on_cuda(chosen, precisions, asked.rounds, asked.limit)
-    where = torch.cuda.get_device_name() if asked.device == "cuda" else platform.processor()
+        result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+        result |= all_on_cuda(chosen, precisions, asked.rounds, asked.limit)
     with open(asked.out, "w") as f:
-        json.dump({"device": where, "torch": torch.__version__, **result}, f, indent=2)
+        json.dump(result, f, indent=2)

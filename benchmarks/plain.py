@@ -58,7 +58,12 @@ class Plain:
         self.loader = loader
         data, fed = run.federation.data, run.federation
         self.run, self.plan, self.round = run, plan, 0
-        self.model = models.build_model(make, data.x.shape[1:], len(data.classes), run.seed)
+        if plan.batchnorm == "local":  # torch's own layers, averaged as all else: less work
+            self.model = make(data.shape, len(data.classes))
+        else:
+            self.model = models.build_model(
+                make, data.shape, len(data.classes), run.seed, plan.batchnorm, examples=data.x
+            )
         if same_masks:
             for name, module in list(self.model.named_children()):
                 if isinstance(module, nn.Dropout):
@@ -68,7 +73,7 @@ class Plain:
         x, y = torch.from_numpy(data.x).to(device), torch.from_numpy(data.y).to(device)
         own = [[p.of(c) for c in range(fed.n_clients)] for p in (fed.train, fed.test)]
         self.train, self.test = ([(x[i], y[i]) for i in part] for part in own)
-        self.server: Weights = copy.deepcopy(self.model.state_dict())
+        self.server: Weights = copy.deepcopy(self.weights())
         self.deployed: Weights = copy.deepcopy(self.server)
         self.state = run.strategy.init(fed.n_clients)
 
@@ -100,7 +105,7 @@ class Plain:
 
     def local(self, x: Tensor, y: Tensor, key: int, lr: float) -> Weights:
         """One epoch of SGD from the server's model."""
-        self.model.load_state_dict(self.server)
+        self.model.load_state_dict(self.server, strict=False)
         self.model.train()
         optimizer = torch.optim.SGD(self.model.parameters(), lr)
         keys = torch.tensor([key])
@@ -111,7 +116,11 @@ class Plain:
             optimizer.zero_grad()
             F.cross_entropy(self.model(images), labels).backward()
             optimizer.step()
-        return self.model.state_dict()
+        return self.weights()
+
+    def weights(self) -> Weights:
+        """The model's weights and statistics, without counters of steps."""
+        return {n: v for n, v in self.model.state_dict().items() if v.is_floating_point()}
 
     def minibatches(self, x: Tensor, y: Tensor, order: Tensor) -> Iterator[Pair]:
         """A client's minibatches of one epoch, in this order."""
@@ -129,7 +138,7 @@ class Plain:
     @torch.no_grad()
     def losses(self, w: Weights, part: list[Pair]) -> Pair:
         """Loss and accuracy of a model for each client."""
-        self.model.load_state_dict(w)
+        self.model.load_state_dict(w, strict=False)
         self.model.eval()
         out = [(self.model(x), y) for x, y in (self.whole(*pair) for pair in part)]
         loss = [F.cross_entropy(o, y).item() for o, y in out]

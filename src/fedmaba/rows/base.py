@@ -444,6 +444,10 @@ class Rows(ABC):
         other = self.layout.size + self.activations * minibatch
         return 4 * self.layout.size + 3 * self.activations * minibatch + seen * other
 
+    def evaluated_at_once(self, budget: int) -> int:
+        """How many examples of a row are evaluated at once, which hold about `budget` numbers."""
+        return max(1, budget // self.activations)
+
     def prepare(self, x: Inputs) -> Inputs:
         """Inputs (n, ...) in the order of axes that `add_gradients` and `outputs` want."""
         return x

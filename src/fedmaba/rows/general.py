@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
+from fedmaba.data import trees
 from fedmaba.rows.base import (
     Inputs,
     Layout,
@@ -29,6 +30,7 @@ from fedmaba.rows.base import (
 from fedmaba.rows.operations import RowMethod, RowOperations, crashes_backward
 
 ONE_ROW = RowMethod(rows=False)
+BEST_AT_ONCE = 100  # examples of one row; with 10 or 400 a CPU takes up to twice as long for each
 
 
 class General(Rows):
@@ -40,7 +42,8 @@ class General(Rows):
         self, model: nn.Module, layout: Layout, example: Inputs, loss: LossFn | None, path: str
     ) -> None:
         super().__init__(model, layout, example, loss, path)
-        self.cuda = tree_flatten(example)[0][0].is_cuda
+        first = trees.leaves(example)[0]
+        self.cuda, self.minibatch = first.is_cuda, len(first)
         self._own = threading.local()
         places = list(zip(layout.names, layout.starts, strict=True))
         self.trained = [name for name, a in places if a < layout.trained]
@@ -51,7 +54,7 @@ class General(Rows):
         if not hasattr(self._own, "model"):
             self._own.model = own_copy(self.model, share_frozen=True)
         model: nn.Module = self._own.model
-        return model.train(training)
+        return model if model.training == training else model.train(training)
 
     def features(self, x: Inputs) -> Tensor | None:
         with torch.no_grad():
@@ -153,37 +156,42 @@ class LoopRows(General):
             want = call(model, example[:2])
         return not norms.crash and torch.allclose(got, want, 1e-3, 1e-4, equal_nan=True)
 
+    def evaluated_at_once(self, budget: int) -> int:
+        """On a CPU 100, where oneDNN is fastest, but no more than take the memory of training."""
+        most = super().evaluated_at_once(budget)
+        return most if self.cuda else min(BEST_AT_ONCE, max(most, 2 * self.minibatch))
+
     def _inputs(self, x: Inputs) -> Inputs:
         wanted = self.channels_last and torch.backends.mkldnn.enabled
         if not wanted or not isinstance(x, Tensor):
             return x
         return x.contiguous(memory_format=torch.channels_last)
 
-    @contextmanager
-    def _drawing(self, key: Tensor) -> Iterator[None]:
+    def _drawing(self, key: Tensor) -> AbstractContextManager[object]:
         """With the random numbers of a row's key."""
-        if not self.random:
-            with RowOperations(ONE_ROW, key) if self.masks else nullcontext():
-                yield
-            return
+        if self.random:
+            return self._seeded(key)
+        return RowOperations(ONE_ROW, key) if self.masks else nullcontext()
+
+    @contextmanager
+    def _seeded(self, key: Tensor) -> Iterator[None]:
         with torch.random.fork_rng(devices=[self._device] if self.cuda else []):
             seed_torch(int(key) & (2**63 - 1))
             with RowOperations(ONE_ROW, key):
                 yield
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
-        model, losses = self._model(True), []
-        named = self.layout.tensors(model)
-        weights, many_weights = [named[n] for n in self.trained], len(self.trained)
-        own, into = self.layout.views(read), self.layout.views(sink)
+        model, losses, many_weights = self._model(True), [], len(self.trained)
+        into = None if sink is read else self.layout.views(sink)
         # Without padding, which depends on the other rows and would draw random numbers, too.
         many = (step.weight > 0).sum(1).clamp(min=1).tolist()
         for r, size in enumerate(many):
-            x, y, weight = tree_map(lambda v: v[r, :size], tuple(step[:3]))  # noqa: B023
+            x = trees.mapped(lambda v: v[r, :size], step.x)  # noqa: B023
+            y, weight = step.y[r, :size], step.weight[r, :size]
             objective = None if step.objective is None else step.objective.row(r)
             others = None if objective is None else self._seen(objective, x)
-            for p, view in zip(named.values(), own, strict=True):
-                p.data = view[r]
+            tensors, row = self._take_row(model, read, r)
+            weights = tensors[:many_weights]
             with torch.enable_grad():
                 with self._drawing(step.keys[r]):
                     got, moved = call_training(model, self._inputs(x), None, None)
@@ -198,10 +206,25 @@ class LoopRows(General):
             factor = step.scale
             if objective is not None and others is None:
                 factor = factor * objective.factor(losses[-1][None])
-            torch._foreach_add_([v[r] for v in into[:many_weights]], grads, alpha=float(factor))
-            for view, change in zip(into[many_weights:], moved, strict=True):
-                view[r].add_(change)
+            places = row if into is None else [view[r] for view in into]
+            torch._foreach_add_(places[:many_weights], grads, alpha=float(factor))
+            for place, change in zip(places[many_weights:], moved, strict=True):
+                place.add_(change)
         return torch.stack(losses)
+
+    def _take_row(
+        self, model: nn.Module, flat: Tensor, r: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """This thread's weights and statistics, and the views of row r that they are from now."""
+        own = self._own
+        if not hasattr(own, "tensors"):
+            own.tensors = [*self.layout.tensors(model).values()]
+        row = flat[r : r + 1]
+        if own.tensors[0].data_ptr() != row.data_ptr():  # The step before was of another row.
+            own.row = [view[0] for view in self.layout.views(row)]
+            for tensor, view in zip(own.tensors, own.row, strict=True):
+                tensor.data = view
+        return own.tensors, own.row
 
     def _seen(self, objective: RowObjective, x: Inputs) -> dict[str, Any] | None:
         """What one row's objective of outputs gets of the models that it sees, (1, B, ...)."""
@@ -219,12 +242,10 @@ class LoopRows(General):
     def _returned(self, flat: Tensor, x: Inputs, parts: int = 2) -> tuple[Tensor, ...]:
         """Outputs (R, B, ...) in evaluation mode, or the first of outputs and features."""
         model, each = self._model(False), []
-        weights = self.layout.tensors(model).values()
         key = torch.zeros((), dtype=torch.int64, device=self._device)  # one for all evaluations
         with torch.no_grad():
             for r in range(len(flat)):
-                for p, view in zip(weights, self.layout.views(flat[r : r + 1]), strict=True):
-                    p.data = view[0]
+                self._take_row(model, flat, r)
                 own = tree_map(lambda v: v[r % len(v)], x)  # noqa: B023
                 with self._drawing(key):  # A model may draw random numbers here, too.
                     each.append(returned(model, self._inputs(own))[:parts])

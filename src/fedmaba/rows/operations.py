@@ -70,7 +70,10 @@ class RowOperations(TorchFunctionMode):
             return torch.ones((), dtype=like.dtype, device=like.device)
         number, self.masks = self.masks, self.masks + 1
         size = tuple(like.shape) if shape is None else shape
-        mask: Tensor = Mask.apply(self.key, number, size, p, like.dtype, self.how.fused)  # type: ignore[no-untyped-call]
+        given = number, size, p, like.dtype, self.how.fused
+        if not self.how.rows:
+            return _masks(self.key.view(1), *given)[0]
+        mask: Tensor = Mask.apply(self.key, *given)  # type: ignore[no-untyped-call]
         return mask
 
     def lowered(self, *values: Tensor | None) -> list[Any]:

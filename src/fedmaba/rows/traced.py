@@ -59,7 +59,7 @@ class TracedRows(General):
         compiled: bool = False,
     ) -> None:
         super().__init__(model, layout, example, loss, path)
-        self.compiled, self.minibatch = compiled, len(tree_flatten(example)[0][0])
+        self.compiled = compiled
         self.recordable, self.parallel = self.cuda, not self.cuda
         low = torch.bfloat16 if dtype == "bf16" and self.cuda else None
         self.alone = RowMethod(rows=False, fused=compiled, low=low)

@@ -37,7 +37,7 @@ def evaluate(
     group = 1
     if flat.is_cuda and not rows.evaluates_apart:
         group = max(1, min(len(flat), budget // (rows.activations * 1000)))
-    step = max(1, budget // (rows.activations * group))
+    step = rows.evaluated_at_once(budget // group)
 
     def piece(a: int) -> None:
         part = index[..., a : a + step]

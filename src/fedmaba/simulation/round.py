@@ -200,9 +200,9 @@ def _add_weighed(batch: Batch, work: Work, here: list[CohortRows], w: Tensor) ->
     total, weight = server_step.weighted_sums(w, coef)
     runs, took = np.array([here[k][0].r for k in weighed]), np.array(weighed)
     delta = work.step_of(batch)
-    more = take_rows(weight, took) * take_rows(batch.progress.model, runs)
-    torch.sub(take_rows(total, took), more, out=more)
-    put_rows(delta, runs, more.add_(take_rows(delta, runs)))
+    change = take_rows(total, took)
+    change -= take_rows(weight, took) * take_rows(batch.progress.model, runs)
+    put_rows(delta, runs, change.add_(take_rows(delta, runs)))
 
 
 def _keep_changes(

@@ -36,14 +36,14 @@ def server_step(
     asked = moves > 0
     if moments is not None:
         delta = _directions(spec, moments, delta, asked[:, None])
-    new = model + spec.lr * delta
+    new = (spec.lr * delta).add_(model)
     new[:, spec.shared :] = model[:, spec.shared :]
-    finite = new.isfinite().all(1)
+    finite = new.abs().amax(1).isfinite()
     moved = (finite & asked)[:, None]
+    torch.where(moved, new, model, out=model)
     each, gone_on = (new, moved) if owner is None else (new[owner], moved[owner])
-    averaged = deployed + share[:, None] * (each - deployed)
-    model.copy_(torch.where(moved, new, model))
-    deployed.copy_(torch.where(gone_on, averaged, deployed))
+    averaged = each.sub_(deployed).mul_(share[:, None]).add_(deployed)
+    torch.where(gone_on, averaged, deployed, out=deployed)
     return finite
 
 
@@ -85,8 +85,8 @@ def aggregate_whole_round(
 ) -> Tensor:
     """Weigh all rows of a round at once and take the server's step."""
     total, weight = _summed(coef, w)
-    delta = torch.zeros_like(model)
-    delta[runs] = total - weight * model[runs]
+    change = total.sub_(weight * model.index_select(0, runs))
+    delta = torch.zeros_like(model).index_copy_(0, runs, change)
     return server_step(spec, model, deployed, moments, owner, delta, moves, share)
 
 
