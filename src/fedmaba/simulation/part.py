@@ -59,7 +59,7 @@ class Part:
     bounds: ClassVar[tuple[str, ...]] = ()  # numbers that `report` makes finite whatever they are
     waits: ClassVar[bool] = False  # whether `draw` needs what the round before left
     guides: ClassVar[bool] = False  # whether training needs what strategies decide before it
-    changes_model: ClassVar[bool] = False  # whether `used` gives clients other models
+    changes_model: bool = False  # whether `used` gives clients other models
 
     def __init__(self, setting: Setting, runs: frozenset[int]) -> None:
         self.setting = setting
