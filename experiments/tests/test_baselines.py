@@ -176,7 +176,7 @@ fedmaba = { low = "alpha = 0 is FedAvg", high = [0.9, 1.0] }
 
 
 def fill_grid(folder, best, lacking=()):
-    """The trials of the grid, round after round of what it asks for, EVEN at the best places."""
+    """The trials of the grid, round after round of what it asks for; `best` are not UNEVEN."""
     folder.mkdir()
     target, batches = targets.load_target("baselines-small"), []
     while asked := [
@@ -186,7 +186,7 @@ def fill_grid(folder, best, lacking=()):
     ]:
         for job, keys in asked:
             lr = job.experiment.train.lr
-            runs = [made(k, EVEN, EVEN if (lr, k.label) in best else UNEVEN) for k in keys]
+            runs = [made(k, EVEN, best.get((lr, k.label), UNEVEN)) for k in keys]
             about = ABOUT | {"settings": job.settings}
             name = f"{len(list(folder.iterdir()))}.npz"
             archive.write_archive(folder / name, runs, [HELD] * len(runs), about)
@@ -196,7 +196,7 @@ def fill_grid(folder, best, lacking=()):
 
 def test_a_pick_at_the_end_of_its_grid_is_tried_further(small, tmp_path, capsys, monkeypatch):
     small.write_text(GRID)
-    best = {(0.1, "fedavg"), (0.4, "fedmaba:alpha=0.8"), (0.8, "fedmaba:alpha=0.8")}
+    best = {(0.1, "fedavg"): EVEN, (0.4, "fedmaba:alpha=0.8"): EVEN}
     target, batches = fill_grid(tmp_path / "a", best)
     tried = [(t.row, t.job.experiment.train.lr, t.label) for t in picks.trials(target, batches)]
     assert [t for t in tried if t[0] == "fedavg"] == [
@@ -204,27 +204,32 @@ def test_a_pick_at_the_end_of_its_grid_is_tried_further(small, tmp_path, capsys,
     ]
     base = {(lr, a) for lr in (0.05, 0.1, 0.2, 0.4) for a in ("0.2", "0.5", "0.8")}
     found = {(lr, label.partition("=")[2] or "0.5") for row, lr, label in tried if row != "fedavg"}
-    # the first of the best is kept, and beyond it nothing is better
-    assert found - base == {(0.8, "0.8"), (0.4, "0.9")}
+    assert found - base == {(0.8, "0.8"), (0.4, "0.9")}  # worse than the pick, so no further
     assert equal_chances.unequal_rules(target) == []
-    assert len(list(equal_chances.missing_chances(target, batches))) == 2  # no fresh seeds yet
-    only = {(1.6, "fedavg")}  # the pick moves along the line to where the file ends
-    far = {(0.4, "fedavg"), (0.8, "fedavg")} | only
-    ends = fill_grid(tmp_path / "b", only | {(0.05, "fedmaba:alpha=0.2")})
-    assert "fedavg" in {t.row for t in picks.trials(*ends) if t.picked}
-    met = equal_chances.ends_met(*fill_grid(tmp_path / "c", far | {(0.05, "fedmaba:alpha=0.2")}))
-    assert met["alpha = 0 is FedAvg"] == 1
     monkeypatch.setattr(equal_chances, "RESULTS", tmp_path / "a")
     assert equal_chances.main(["baselines-small"]) == 1
-    assert "fedmaba lacks the fresh seeds [1, 2]" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "fedmaba lacks the fresh seeds [1, 2]" in said
+    assert "fedavg lacks the fresh seeds [1, 2]" in said
+
+
+def test_a_grid_grows_along_a_line_to_where_the_file_ends(small, tmp_path):
+    small.write_text(GRID)
+    best = {(0.4, "fedavg"): EVEN, (0.8, "fedavg"): BETTER, (1.6, "fedavg"): (0.7, 0.7, 0.7, 0.7)}
+    best |= {(0.1, "fedmaba:alpha=0.2"): EVEN}
+    target, batches = fill_grid(tmp_path / "a", best)
+    found = {t.row: t for t in picks.trials(target, batches) if t.picked}
+    assert found["fedavg"].job.experiment.train.lr == 1.6
+    met = equal_chances.ends_met(target, batches)
+    assert met == {"extended to its end": 1, "alpha = 0 is FedAvg": 1}
 
 
 def test_a_row_whose_further_trials_are_missing_waits(small, tmp_path):
     small.write_text(GRID)
-    best = {(0.1, "fedavg"), (0.1, "fedmaba:alpha=0.8")}
+    best = {(0.1, "fedavg"): EVEN, (0.1, "fedmaba:alpha=0.8"): EVEN}
     target, batches = fill_grid(tmp_path / "a", best, lacking=("fedmaba:alpha=0.9",))
     assert picks.waiting(target, batches) == ["fedmaba"]
-    assert [f for f in equal_chances.missing_chances(target, batches) if "lacks 1 runs" in f]
+    assert "fedmaba lacks 1 runs" in " ".join(equal_chances.missing_chances(target, batches))
 
 
 def test_rules_that_give_a_row_less_are_named(small):
