@@ -249,6 +249,14 @@ def test_commands_of_the_docs_are_understood(small_sample, tmp_path, monkeypatch
     assert "table2-fashion-mnist" in shown
 
 
+def test_the_version_is_the_same_everywhere():
+    version = fedmaba.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1] == version
+    for page in (README, (ROOT / "docs" / "install.md").read_text()):
+        assert set(re.findall(r"fedmaba-(\S+?)-py3", page)) == {version}
+
+
 def test_experiment_of_the_docs_is_whole():
     text = (ROOT / "docs" / "experiments.md").read_text()
     (toml,) = blocks(text, "toml")
