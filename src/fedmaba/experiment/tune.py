@@ -23,7 +23,7 @@ import numpy as np
 
 from fedmaba import rng, strategies
 from fedmaba.errors import Busy, Diverged, InputError
-from fedmaba.experiment import checks, config, parts, sweep
+from fedmaba.experiment import checks, config, parts, sweep, without_effect
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.proposals import Entry, Proposals, Range, read_range, with_values
 from fedmaba.experiment.session import Session, UserObjects
@@ -257,6 +257,7 @@ class Tuning:
                 "tune picks on validation data, but none are held back: add --validation 20%"
             )
         if load_search(self.out) is None:
+            without_effect.refuse_precision(session.experiment)
             self._note([])
 
     def _unit(self) -> Any:
