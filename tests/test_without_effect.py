@@ -44,6 +44,17 @@ def test_an_option_that_changes_nothing_is_refused(strategy, options, why, fed, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("dtype", ["tf32", "bf16"])
+def test_a_search_refuses_the_precisions_of_a_gpu_on_a_cpu(dtype, tiny_npz, tmp_path):
+    given = {"data": str(tiny_npz), "validation": "40%", "model": "softmax", "rounds": 1}
+    line = f"--dtype {dtype} changes nothing: a CPU computes in float32 or float64: leave it out"
+    with pytest.raises(InputError, match=line):
+        fedmaba.tune(
+            "fedavg", {"lr": [0.1, 0.5]}, dtype=dtype, device="cpu", out=tmp_path / "run", **given
+        )
+    assert not (tmp_path / "run").exists()
+
+
 def said(specs, **options):
     keys = {key.argument: key.name for key in config.options()}
     tree = {"strategies": specs}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmaba import strategies
-from fedmaba.errors import InputError
+from fedmaba.errors import Busy, InputError
 from fedmaba.experiment import config, experiment_file, sweep
 from fedmaba.experiment.config import Experiment
 from fedmaba.results import files, run_folder
@@ -202,17 +202,19 @@ def computations(
     forms: Mapping[str, object],
     listed: Collection[str] = (),
     out: Path | None = None,
+    *,
+    apart: bool = False,
 ) -> list[Work]:
     """The computations that are asked for; what a folder holds already is kept as it is there.
 
     `asked` has an experiment for each combination of the keys `listed`; `rows` maps the labels of
     the strategies to the words that name them, and `forms` to what is equal for all of a
     computation. Those that are finished come first, so that they can refuse before anything is
-    written.
+    written. `apart` makes a part of each, also where there is one alone.
     """
     there = _parts_in_folder(out, rows)
     if not there:
-        if len(asked) == 1 and len({*forms.values()}) == 1:
+        if len(asked) == 1 and len({*forms.values()}) == 1 and not apart:
             return [Work("", asked[0], tuple(rows), new=True)]
         pairs = [(one, form) for one in asked for form in dict.fromkeys(forms.values())]
         return [
@@ -328,5 +330,5 @@ def reserve(works: Sequence[Work], out: Path, held: run_folder.Folder | None = N
         for work in new:
             name = f"{work.place}/{run_folder.EXPERIMENT_FILE}"
             if files.exists(out / name):
-                raise InputError(f"{out} was changed by another process: repeat the command")
+                raise Busy(f"{out} was changed by another process: repeat the command")
             folder.write(name, experiment_file.dump(work.experiment).encode())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from fedmaba import strategies
 from fedmaba.data import datasets
 from fedmaba.data.federation import Federation
 from fedmaba.data.paths import is_file
-from fedmaba.errors import InputError, unknown
+from fedmaba.errors import Busy, InputError, unknown
 from fedmaba.experiment import checks, config, experiment_file, parts, without_effect
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.federations import ReadData
@@ -24,6 +26,8 @@ from fedmaba.results.history import History
 from fedmaba.simulation import distributed
 from fedmaba.strategies.base import Strategy
 from fedmaba.user_code import allow_working_folder, say_sources
+
+LOOK_AGAIN = 1.0  # seconds, where other processes are at all that is left
 
 
 class PythonCall(NamedTuple):
@@ -88,14 +92,31 @@ class RunGroup:
     # It may refuse the first computation before anything is written.
     check: Callable[[Session], None] | None = None
     command: Sequence[str] = ()
+    apart: bool = False  # Each computation is a part, also where there is one alone.
 
     def sessions(self) -> Iterator[Session]:
         """Each computation, ready to run; those that are finished have nothing left to do.
 
-        All are checked before the folder changes and before the first is trained.
+        All are checked before the folder changes and before the first is trained. Several processes
+        may work on the computations of one folder: each takes those that no other is at, and looks
+        again at the rest, which it takes over where their process has ended.
         """
-        works, there = self._plan(), self._begun()
+        yielded: set[str] = set()
+        while True:
+            works = self._plan()
+            try:
+                yield from self._free(works, yielded)
+                return
+            except Busy:
+                if len(works) == 1 or distributed.join().count > 1:
+                    raise
+            time.sleep(LOOK_AGAIN)
+
+    def _free(self, works: Sequence[parts.Work], yielded: set[str]) -> Iterator[Session]:
+        """The computations that are not yielded yet; if others are at some, it ends with Busy."""
+        there, first, reserved = self._begun(), True, False
         before: ReadData | None = None
+        busy: Busy | None = None
         if self.check is None and all(work.new for work in works):
             # What was begun with an option goes on with it; a search asks for each row apart.
             self._refuse_options_without_effect()
@@ -105,29 +126,45 @@ class RunGroup:
                 before = ReadData(session.experiment.data, session.data, shown=False)
                 session.close()
                 del session  # This frees the device's memory for the next computation.
-        reserved = False
         for i, work in enumerate(works):
+            if work.place in yielded:
+                continue
+            if self.out is not None and _at_work(work.path(self.out)):
+                busy = files.busy(work.path(self.out))
+                continue
             session = self._prepare(work, there, before)
             before = ReadData(session.experiment.data, session.data)
-            if i == 0:
+            if first:
+                first = False
                 if self.check is not None:
                     self.check(session)
                 if self.out is None and self.claim is not None:
                     self.out = self.claim(session)
-            if self.out is not None:
-                if not work.new:
-                    open_run_folder(session, work.path(self.out), self.command)
-                if not reserved and not session.done:
-                    reserved = True
-                    if session.batch.ranks.rank == 0:
-                        parts.reserve(works, self.out, None if work.place else session.folder)
-                if work.new:
-                    open_run_folder(session, work.path(self.out), self.command)
+            try:
+                if self.out is not None:
+                    if not work.new:
+                        open_run_folder(session, work.path(self.out), self.command)
+                    if not reserved and not session.done:
+                        reserved = True
+                        if session.batch.ranks.rank == 0:
+                            held = None if work.place else session.folder
+                            parts.reserve(works, self.out, held)
+                    if work.new:
+                        open_run_folder(session, work.path(self.out), self.command)
+            except Busy as error:  # Another process was quicker.
+                session.close()
+                if work.new:  # What is there has changed.
+                    raise
+                busy = error
+                continue
             if len(works) > 1:
                 some = ", ".join(work.labels[:4]) + ", ..." * (len(work.labels) > 4)
                 session.notes.insert(0, f"computation {i + 1} of {len(works)}: {some}")
+            yielded.add(work.place)
             yield session
             del session
+        if busy is not None:
+            raise busy
 
     def _refuse_options_without_effect(self) -> None:
         own = self.objects or {}
@@ -168,7 +205,9 @@ class RunGroup:
             together.alike(json.dumps(settings))
         works: list[parts.Work] = []
         if not together.rank:
-            works = parts.computations(self.asked, self.rows, self._forms(), self.keys, self.out)
+            works = parts.computations(
+                self.asked, self.rows, self._forms(), self.keys, self.out, apart=self.apart
+            )
         if together.count == 1:
             return works
         found = [[w.place, experiment_file.dump(w.experiment), w.labels, w.new] for w in works]
@@ -196,6 +235,29 @@ class RunGroup:
             return finished[0][1]
         names = parts.suffixes([parts.run_settings(experiment) for experiment, _ in finished])
         return parts.merged(list(zip(names, (history for _, history in finished), strict=True)))
+
+
+def shared(tasks: Sequence[Callable[[], Iterator[Session]]]) -> Iterator[Session]:
+    """The computations of all tasks; what another process is at is tried again later."""
+    left, refused = [*tasks], 0
+    while left:
+        task = left.pop(0)
+        try:
+            yield from task()
+            refused = 0
+        except Busy:
+            random.shuffle(left)  # Of several processes, each tries another one next.
+            left.append(task)
+            refused += 1
+        if left and refused >= len(left):
+            time.sleep(LOOK_AGAIN)
+            refused = 0
+
+
+def _at_work(folder: Path) -> bool:
+    """Whether another process works on a run folder."""
+    alone = distributed.join().count == 1 and files.can_lock()
+    return alone and run_folder.in_use(folder)
 
 
 def resume(out: Path, trust: bool = False) -> Session:

@@ -10,22 +10,24 @@ from __future__ import annotations
 import copy
 import json
 import math
-import re
+import random
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedmaba import rng, strategies
-from fedmaba.errors import Diverged, InputError, installed
-from fedmaba.experiment import checks, config, parts, sweep
+from fedmaba.errors import Busy, Diverged, InputError
+from fedmaba.experiment import checks, config, parts, sweep, without_effect
 from fedmaba.experiment.config import Experiment
+from fedmaba.experiment.proposals import Entry, Proposals, Range, read_range, with_values
 from fedmaba.experiment.session import Session, UserObjects
-from fedmaba.experiment.starting import RunGroup
+from fedmaba.experiment.starting import LOOK_AGAIN, RunGroup, shared
 from fedmaba.experiment.trials import Trial, load_search
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import History, Models, Row
@@ -33,16 +35,6 @@ from fedmaba.strategies import deployed
 
 SAMPLERS = ("grid", "random", "tpe")
 RULES = ("best:accuracy", "best:fair")
-RANGE = re.compile(r"(log:)?(-?[0-9.eE+-]+)\.\.(-?[0-9.eE+-]+)")
-
-
-class Range(NamedTuple):
-    """All numbers between two, to be drawn by a sampler."""
-
-    low: float
-    high: float
-    log: bool
-    whole: bool  # numbers only
 
 
 @dataclass(frozen=True)
@@ -67,6 +59,7 @@ class Tuning:
     command: Sequence[str] = ()
     trials: list[Trial] = field(default_factory=list)
     _rows: dict[str, dict[str, str]] = field(default_factory=dict)  # words by strategy and label
+    _first: list[dict[str, Any]] = field(default_factory=list)  # of the order, not written yet
 
     def __post_init__(self) -> None:
         search = self.search
@@ -109,43 +102,109 @@ class Tuning:
             for spec, rows in self._rows.items()
         }
         chosen = _same_budget(grids, self.search)
+        tried = []
         for c, tree in enumerate(swept.trees):
             labels = {spec: [row for row, at in some if at == c] for spec, some in chosen.items()}
             if any(labels.values()):
-                yield from self._try(tree, labels)
+                tried.append((tree, labels))
+        yield from shared([partial(self._train, *one) for one in tried])
+        for one in tried:
+            self.trials += self._scored(*one)
 
     def _adaptive(self) -> Iterator[Session]:
-        """Run trials one by one, each proposed by Optuna after the scores of those before."""
-        optuna = _optuna()
+        """Run trials that Optuna proposes, each after the scores that there are by then."""
+        space = _space(self.search.tree)
         for number, (spec, rows) in enumerate(self._rows.items()):
-            sampler = optuna.samplers.TPESampler(seed=number)
-            study = optuna.create_study(sampler=sampler, direction="maximize")
-            for _ in range(self.search.trials or 0):
-                asked = study.ask()
-                label = asked.suggest_categorical("strategy", list(rows))
-                tree = json.loads(json.dumps(dict(self.search.tree)))
-                for name, values in _space(self.search.tree).items():
-                    config.set_key(tree, name, _suggested(asked, name, values))
-                yield from self._try(tree, {spec: [label]})
-                score = self._unit().sign * self.trials[-1].score
-                if math.isfinite(score):
-                    study.tell(asked, score)
+            proposals = Proposals(number, spec, list(rows), space)
+            while (trial := self._next(proposals)) is not None:
+                try:
+                    yield from self._train(*self._asked_of(trial))
+                except Busy:
+                    time.sleep(LOOK_AGAIN)
                 else:
-                    study.tell(asked, state=optuna.trial.TrialState.FAIL)
+                    self._note_value(proposals, trial)
+            for trial in proposals.entries:
+                self.trials += self._scored(*self._asked_of(trial))
 
-    def _try(self, tree: Mapping[str, Any], labels: Mapping[str, list[str]]) -> Iterator[Session]:
-        """Run some rows with the same settings, and note their scores on validation data."""
-        rows = {row: self._rows[spec][row] for spec, some in labels.items() for row in some}
+    def _asked_of(self, trial: Entry) -> tuple[dict[str, Any], dict[str, list[str]]]:
+        """The tree of keys of a proposal, and its row."""
+        return with_values(self.search.tree, trial["values"]), {trial["strategy"]: [trial["row"]]}
+
+    def _next(self, proposals: Proposals) -> Entry | None:
+        """The trial to run now: one that was left, a new one, or one that others are at."""
+        with self._order() as order:
+            proposals.follow(order)
+            waiting = [proposals.entries[n] for n in proposals.without_score()]
+            if left := [trial for trial in waiting if self._was_left(trial)]:
+                return left[0]
+            if len(proposals.entries) == self.search.trials:
+                return random.choice(waiting) if waiting else None
+            order.append(proposals.ask())
+            return order[-1]
+
+    def _note_value(self, proposals: Proposals, trial: Entry) -> None:
+        """Write what a trial is worth to the sampler into the order, unless another has."""
+        score = self._unit().sign * self._scored(*self._asked_of(trial))[0].score
+        with self._order() as order:
+            proposals.follow(order)
+            if trial["trial"] not in proposals.scored:
+                number = {name: trial[name] for name in ("strategy", "trial")}
+                order.append({**number, "value": _plain(score)})
+
+    def _was_left(self, trial: Entry) -> bool:
+        """Whether a trial was begun, and nobody works on it now."""
+        tree, labels = self._asked_of(trial)
+        asked = self._experiment(tree, list(range(self.search.seeds)), self._rows_of(labels))
+        mine = [p for p in self._parts_of(asked) if _same_rows(parts.experiment_of(p), asked)]
+        return any(not run_folder.in_use(part) for part in mine)
+
+    @contextmanager
+    def _order(self) -> Iterator[list[Entry]]:
+        """The order of proposals and their values, for one process at a time; additions are kept.
+
+        Until the first trial is checked nothing is written: all begin with the same proposal.
+        """
+        if load_search(self.out) is None:
+            yield self._first
+            return
+        with closing(_wait_for_lock(self.out / run_folder.SEARCH)):
+            there = load_search(self.out) or {}
+            order = list(there.get("order") or self._first)
+            yield order
+            if order != there.get("order"):
+                self._write({**there, "order": order})
+
+    def _train(self, tree: Mapping[str, Any], labels: Mapping[str, list[str]]) -> Iterator[Session]:
+        """Run some rows with the same settings."""
+        rows = self._rows_of(labels)
         asked = self._experiment(tree, list(range(self.search.seeds)), rows)
         where = self.out / run_folder.SEARCH
-        yield from self._whole([asked], rows, where).sessions()
+        yield from self._whole([asked], rows, where, apart=True).sessions()
+
+    def _rows_of(self, labels: Mapping[str, list[str]]) -> dict[str, str]:
+        return {row: self._rows[spec][row] for spec, some in labels.items() for row in some}
+
+    def _scored(self, tree: Mapping[str, Any], labels: Mapping[str, list[str]]) -> list[Trial]:
+        """The trials of these rows with their scores on validation data."""
+        asked = self._experiment(tree, list(range(self.search.seeds)), self._rows_of(labels))
         values = {
             name: reduce(getattr, name.split("."), asked) for name in _space(self.search.tree)
         }
-        found = {row.label: row for row in _judged(where, asked).summary()}
-        for spec, some in labels.items():
-            for label in some:
-                self.trials.append(_trial(spec, label, values, found[label], self.search.seeds))
+        histories = [("", run_folder.load_history(part)) for part in self._parts_of(asked)]
+        judged = parts.merged(histories).judged_on("validation")
+        found = {row.label: row for row in judged.summary()}
+        return [
+            _trial(spec, label, values, found[label], self.search.seeds)
+            for spec, some in labels.items()
+            for label in some
+        ]
+
+    def _parts_of(self, asked: Experiment) -> list[Path]:
+        """The run folders of the search that have these settings."""
+        mine = parts.run_settings(asked)
+        found = parts.folders(self.out / run_folder.SEARCH)
+        begun = [part for part in found if files.exists(part / run_folder.EXPERIMENT_FILE)]
+        return [p for p in begun if parts.run_settings(parts.experiment_of(p)) == mine]
 
     def _final(self) -> Iterator[Session]:
         """Run what was picked with seeds that no trial had."""
@@ -154,14 +213,18 @@ class Tuning:
         for trial in self.trials:
             if trial.picked:
                 key = json.dumps(trial.values, sort_keys=True)
-                tree = json.loads(json.dumps(dict(self.search.tree)))
-                for name, value in trial.values.items():
-                    config.set_key(tree, name, value)
                 groups.setdefault(key, {})[trial.row] = self._rows[trial.strategy][trial.row]
-                trees[key] = tree
-        for key, rows in groups.items():
-            asked = self._experiment(trees[key], self.fresh, rows)
-            yield from self._whole([asked], rows, self.out).sessions()
+                trees[key] = with_values(self.search.tree, trial.values)
+        wholes = [
+            self._whole(
+                [self._experiment(trees[key], self.fresh, rows)],
+                rows,
+                self.out,
+                apart=len(groups) > 1,
+            )
+            for key, rows in groups.items()
+        ]
+        yield from shared([whole.sessions for whole in wholes])
 
     def _experiment(
         self, tree: Mapping[str, Any], seeds: list[int], rows: Mapping[str, str]
@@ -169,9 +232,20 @@ class Tuning:
         given = {**tree, "strategies": list(rows.values()), "seeds": seeds}
         return checks.build_checked(given) if self.own is None else config.build(given)
 
-    def _whole(self, asked: list[Experiment], rows: Mapping[str, str], out: Path) -> RunGroup:
+    def _whole(
+        self, asked: list[Experiment], rows: Mapping[str, str], out: Path, *, apart: bool
+    ) -> RunGroup:
         keys = tuple(_space(self.search.tree))
-        return RunGroup(asked, rows, keys, out, self.own, check=self._begin, command=self.command)
+        return RunGroup(
+            asked,
+            rows,
+            keys,
+            out,
+            self.own,
+            check=self._begin,
+            command=self.command,
+            apart=apart,
+        )
 
     def _begin(self, session: Session) -> None:
         """Before anything is written: refuse data on which nothing can be picked."""
@@ -183,6 +257,7 @@ class Tuning:
                 "tune picks on validation data, but none are held back: add --validation 20%"
             )
         if load_search(self.out) is None:
+            without_effect.refuse_precision(session.experiment)
             self._note([])
 
     def _unit(self) -> Any:
@@ -203,7 +278,11 @@ class Tuning:
     def _note(self, trials: Sequence[Trial]) -> None:
         """Write what is searched and what was found."""
         shown = [{k: _plain(v) for k, v in vars(trial).items()} for trial in trials]
+        order = (load_search(self.out) or {}).get("order") or self._first
         found = {"search": self._asked(), "trials": shown}
+        self._write(found | ({"order": order} if order else {}))
+
+    def _write(self, found: Mapping[str, Any]) -> None:
         text = json.dumps(found, indent=2, allow_nan=False) + "\n"
         run_folder.make_folder(self.out)
         run_folder.write_file(self.out / run_folder.SEARCH_FILE, text.encode())
@@ -239,24 +318,11 @@ def _space(tree: Mapping[str, Any]) -> dict[str, list[Any] | Range]:
     found: dict[str, list[Any] | Range] = {}
     for key in config.options():
         value = config.value_at(tree, key.name)
-        if isinstance(value, str) and (between := _range(value)):
+        if isinstance(value, str) and (between := read_range(value)):
             found[key.name] = between
         elif some := sweep.values_of(tree, key):
             found[key.name] = some
     return found
-
-
-def _range(text: str) -> Range | None:
-    """Read `0.01..1`, `log:0.01..1` or `1..5`."""
-    match = RANGE.fullmatch(text.strip())
-    if not match:
-        return None
-    with suppress(ValueError):
-        low, high = float(match[2]), float(match[3])
-        if low < high and math.isfinite(low) and math.isfinite(high) and (low > 0 or not match[1]):
-            whole = all(re.fullmatch(r"-?[0-9]+", match[i]) for i in (2, 3))
-            return Range(low, high, bool(match[1]), whole)
-    raise InputError(f"{text}: write LOW..HIGH or log:LOW..HIGH, as log:0.001..1")
 
 
 def _without_ranges(search: Search) -> Mapping[str, Any]:
@@ -295,13 +361,6 @@ def _same_budget(
     return drawn
 
 
-def _judged(where: Path, asked: Experiment) -> History:
-    """The runs of these settings, judged on validation data."""
-    mine = parts.run_settings(asked)
-    same = [p for p in parts.folders(where) if parts.run_settings(parts.experiment_of(p)) == mine]
-    return parts.merged([("", run_folder.load_history(p)) for p in same]).judged_on("validation")
-
-
 def _trial(spec: str, label: str, values: dict[str, Any], row: Row, seeds: int) -> Trial:
     whole = row.seeds == seeds
     return Trial(
@@ -332,20 +391,17 @@ def _mark_pick(trials: Sequence[Trial], search: Search, unit: Any) -> None:
     good[deployed.pick_round(search.rule, score, variance)].picked = True
 
 
-def _suggested(asked: Any, name: str, values: list[Any] | Range) -> Any:
-    """The value that a sampler proposes for a key."""
-    if not isinstance(values, Range):
-        return asked.suggest_categorical(name, values)
-    if values.whole:
-        return asked.suggest_int(name, int(values.low), int(values.high), log=values.log)
-    return asked.suggest_float(name, values.low, values.high, log=values.log)
+def _same_rows(one: Experiment, other: Experiment) -> bool:
+    return (one.strategies, one.seed_list()) == (other.strategies, other.seed_list())
 
 
-def _optuna() -> Any:
-    with installed("sampler=tpe needs Optuna: pip install 'fedmaba[tune]'"):
-        import optuna
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
+def _wait_for_lock(folder: Path) -> files.FolderLock:
+    """Lock a folder that other processes hold for moments."""
+    while True:
+        try:
+            return files.FolderLock(folder)
+        except Busy:
+            time.sleep(0.05)
 
 
 def _plain(value: Any) -> Any:

@@ -29,6 +29,12 @@ def refuse(experiment: Experiment, listed: Sequence[Strategy]) -> None:
             raise InputError(f"{_in_words(found)}: leave it out")
 
 
+def refuse_precision(experiment: Experiment) -> None:
+    """Refuse a precision of GPUs on a CPU, whatever strategies there are."""
+    if why := _why_no_precision(experiment.machine):
+        raise InputError(f"--dtype {experiment.machine.dtype} changes nothing: {why}: leave it out")
+
+
 def warnings(experiment: Experiment, listed: Sequence[Strategy]) -> list[str]:
     """A line for each option that does not change all strategies."""
     return [_in_words(found) for found in unused(experiment, listed)]
@@ -54,14 +60,13 @@ def unused(experiment: Experiment, listed: Sequence[Strategy]) -> Iterator[Unuse
 
 def _why_unused(name: str, experiment: Experiment, strategy: Strategy) -> str:
     """Why a key that was given does not change a strategy; empty where it does."""
-    local, train, machine = strategy.local(), experiment.train, experiment.machine
+    local, train = strategy.local(), experiment.train
     alone = local.personal is not None and local.personal.only
     steps: tuple[str, ...] = ("train.epochs", "train.steps", "train.minibatch")
     if name == "train.momentum" and train.optimiser != "nesterov":
         steps += (name,)
     if name == "train.step_schedule" and not train.step_schedule.startswith("warmup"):
         steps += (name,)
-    on_cpu = machine.device == "cpu" or (machine.device == "auto" and not torch.cuda.is_available())
     reasons = {
         "each client takes one step on all of its examples": local.full_batch and name in steps,
         "clients train alone, without a server's model": alone
@@ -72,11 +77,17 @@ def _why_unused(name: str, experiment: Experiment, strategy: Strategy) -> str:
         and name == "train.own_layers",
         "it has a server optimiser of its own": name == "server.momentum"
         and optimiser_of_server(strategy) is not None,
-        "a CPU computes in float32 or float64": name == "machine.dtype"
-        and on_cpu
-        and machine.dtype in ("tf32", "bf16"),
     }
+    if name == "machine.dtype":
+        return _why_no_precision(experiment.machine)
     return next((why for why, holds in reasons.items() if holds), "")
+
+
+def _why_no_precision(machine: config.Machine) -> str:
+    """Why a precision changes nothing; empty where it does."""
+    on_cpu = machine.device == "cpu" or (machine.device == "auto" and not torch.cuda.is_available())
+    of_gpus = machine.dtype in ("tf32", "bf16")
+    return "a CPU computes in float32 or float64" if on_cpu and of_gpus else ""
 
 
 def _in_words(found: Unused) -> str:

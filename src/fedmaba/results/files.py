@@ -444,8 +444,7 @@ class FolderLock:
             file.write(f"process {os.getpid()}".encode())
         except BlockingIOError:
             self.close()
-            holder = _who_holds(path / ".lock")
-            raise Busy(f"{path} is in use by {holder}: wait, or choose another folder") from None
+            raise busy(path) from None
         except OSError as error:
             self.close()
             raise write_error(path / ".lock", error, remedy) from error
@@ -520,6 +519,12 @@ def _who_holds(file: Path) -> str:
             if text := read(file, 100).decode(errors="replace").strip():
                 return text
     return "another process"
+
+
+def busy(path: Path) -> Busy:
+    """The error for a folder that another process works on."""
+    holder = _who_holds(path / ".lock")
+    return Busy(f"{path} is in use by {holder}: wait, or choose another folder")
 
 
 def can_lock() -> bool:

@@ -263,11 +263,24 @@ class SavedTrial(Part):
     picked: bool
 
 
+class SavedProposal(Part):
+    """One entry of a search's order: a trial with what it tries, or what it is worth."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    strategy: Word
+    trial: Annotated[int, Field(ge=0, lt=MAX_RUNS)]
+    row: Word = ""
+    values: dict[Word, str | int | float | list[Word] | None] = {}
+    value: Number | None = None
+
+
 class SavedSearch(Part):
     """tune.json: what was searched and found."""
 
     search: dict[str, Any]
     trials: Annotated[list[SavedTrial], Field(max_length=MAX_RUNS)]
+    order: Annotated[list[SavedProposal], Field(max_length=2 * MAX_RUNS)] = []
 
 
 class Tracked(Part):
