@@ -10,6 +10,7 @@ import fedmaba
 from fedmaba.adapters import add_lora
 from fedmaba.deploy.client import first_model
 from fedmaba.errors import InputError
+from fedmaba.privacy.mechanism import Privacy
 from fedmaba.rows.lora import A, B, Ranks, leading, stacked
 from fedmaba.simulation.engine import Optimiser, Run, start
 from fedmaba.turnout.plan import Turnout
@@ -202,6 +203,13 @@ def test_a_client_of_a_lower_rank_is_sent_fewer_bytes(fed):
         for shot in shots:
             sent = shot.rounds[0].columns[f"turnout.{way}"]
             assert (sent - sent[1]).tolist() == [-2 * fewer, 0, 0, -2 * fewer, -fewer]
+
+
+@pytest.mark.parametrize("average", ["products", "factors"])
+def test_private_rounds_are_refused(average, fed):
+    plan = replace(SHORT, privacy=Privacy(8))
+    with pytest.raises(InputError, match="which does not go with dp"):
+        start(runs(fed, "fedavg"), plan, factory([1, 3] if average == "factors" else 2, average))
 
 
 def test_an_average_over_rounds_and_a_site_of_a_real_federation_are_refused(fed):

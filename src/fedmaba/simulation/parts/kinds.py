@@ -119,16 +119,18 @@ def _refused(setting: Setting, r: int, told: ByClient) -> str:
     local, needs, plan, run = setting.local[r], setting.needs[r], setting.plan, setting.runs[r]
     assert plan is not None
     seen = local.objective is not None and bool(local.objective.sees)
-    parts = {
-        "a pull towards the server's model": local.prox != 0,
+    both = {
         "vectors that clients keep": bool(local.keep or local.add),
         "models of the clients' own": local.own_model or local.second is not None,
-        "an objective that sees other models": seen,
         "dp": plan.privacy is not None,
-        "finetune": plan.finetune is not None,
         "sums=secure": plan.turnout is not None and plan.turnout.sums == "secure",
     }
-    joined = {
+    parts = both | {
+        "a pull towards the server's model": local.prox != 0,
+        "an objective that sees other models": seen,
+        "finetune": plan.finetune is not None,
+    }
+    joined = both | {
         "a rule of the strategy's own that combines changes": run.strategy.combine() is not None,
         "an optimiser of the server's": optimiser_of_server(run.strategy) is not None,
         "server_lr and server_momentum": plan.server_lr != 1 or plan.server_momentum != 0,
@@ -137,7 +139,6 @@ def _refused(setting: Setting, r: int, told: ByClient) -> str:
         or needs.keep_rounds > 0
         or needs.last_step,
         "steps of several lengths": needs.trials,
-        "sums=secure": parts["sums=secure"],
     }
     averages = [one for one in run.rules if one != "last" and not needs_validation(one)]
     joined |= {
