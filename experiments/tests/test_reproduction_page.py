@@ -90,6 +90,12 @@ def test_robust_rules_have_a_column_for_each_attack_and_share_of_both_data_sets(
     assert pages.TABLES["robust"]([]) == "Not run yet."
 
 
+def test_the_table_of_robust_rules_names_runs_that_diverged():
+    rows = pages.TABLES["robust"](pages.load()).splitlines()
+    fedavg = next(line for line in rows if line.startswith("| fedavg |")).split(" | ")
+    assert (fedavg[3], fedavg[4]) == ("30.59 (4 of 5)", "diverged")
+
+
 def test_every_file_of_results_is_found_by_a_target():
     wanted = {job.digest for target in targets.every_target() for job in target.every_job()}
     for path in sorted(RESULTS.glob("*.npz")):
