@@ -68,6 +68,22 @@ def models() -> str:
     return _table([*head, "first round"], rows)
 
 
+def models_on_cpu() -> str:
+    """The same on one CPU core, with the peak of memory of both."""
+    found = _read("models-cpu-x86_64")
+    rows = [
+        [
+            job["model"],
+            f"{job['ratio']:.2f} x ({job['least']:.2f} to {job['most']:.2f})",
+            f"{job['megabytes']} MB",
+            f"{job['plain_megabytes']} MB",
+        ]
+        for job in found["jobs"]
+    ]
+    head = [f"model, one core of {_cpu(found)}", "against the plain loop", "memory", "the loop's"]
+    return _table(head, rows)
+
+
 def fading() -> str:
     """FedMABA with a fading alpha, last models; differences to alpha = 0.5 under equal seeds."""
     lines, usual = [], "fedmaba:alpha=0.5"
@@ -286,6 +302,7 @@ TABLES = {
     for f in (
         gpu,
         models,
+        models_on_cpu,
         more_work,
         fading,
         whole,
