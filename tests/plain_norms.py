@@ -61,6 +61,7 @@ class PlainNorms(Plain):
         self.state = strategy.init(fed.n_clients)
         self.velocity = dict.fromkeys(self.server, 0.0)
         self.told = []
+        self.guide = None
 
     def load(self, client):
         """Give the worker the server's model, with the client's own part where it has one."""

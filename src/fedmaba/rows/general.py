@@ -198,8 +198,8 @@ class LoopRows(General):
                 each = self.per_example(got[0], y)
                 total = usual = (each * weight).sum()
                 if objective is not None and others is not None:
-                    row = [v[None] for v in got[: 1 + objective.features]]
-                    total = objective.losses(each[None], row, y[None], others)[0]
+                    seen = [v[None] for v in got[: 1 + objective.features]]
+                    total = objective.losses(each[None], seen, y[None], others)[0]
                     total = (total * weight).sum()
                 grads = list(torch.autograd.grad(total, weights, materialize_grads=True))
             losses.append(usual.detach())
