@@ -67,7 +67,7 @@ def _missing_ends(target: Target) -> Iterator[str]:
 def missing_chances(target: Target, batches: Sequence[archive.ArchiveFile]) -> Iterator[str]:
     """Which rows had less than the rules give them, by the results."""
     tried = picks.trials(target, batches)
-    for row in picks.waiting(target, batches):
+    for row in picks.waiting(tried):
         lacking = sum(t.asked - t.found for t in tried if t.row == row)
         yield f"{target.name}: {row} lacks {lacking} runs of its trials"
     for trial in tried:

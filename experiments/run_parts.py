@@ -53,7 +53,7 @@ def batches_of(
     if which in ("search", "picks") and not target.view.search:
         raise SystemExit(f"{text}: {name} searches nothing: write TARGET#VARIANT@SEEDS/ROWS")
     if which == "picks":
-        if lacking := picks.waiting(target, done):
+        if lacking := picks.waiting(picks.trials(target, done)):
             raise SystemExit(f"{text}: no pick yet for {', '.join(lacking)}: run #search before")
         jobs = picks.with_picks(target, done).jobs
         jobs = tuple(

@@ -44,7 +44,10 @@ CASES = {
         mlp,
     ),
     "second": (
-        ["pfedme:lam=3,steps=2", "perfedavg:alpha=0.1", "apfl", "apfl:alpha=0.8", "fedala:eta=9"],
+        [
+            *("pfedme:lam=3,steps=2", "perfedavg:alpha=0.1", "apfl", "apfl:alpha=0.8"),
+            *("fedala:eta=9", "fedavg"),
+        ],
         replace(SOME, chunk=2),
         mlp,
     ),

@@ -40,18 +40,16 @@ def titled(found: History) -> History:
     return replace(found, runs=[replace(r, label=title_of(r.label)) for r in found.runs])
 
 
-def servers(target: Target, batches: Sequence[ArchiveFile]) -> History:
-    """The fresh runs of what was picked for the rows that are there for a server's model."""
-    found = picks.picked_history(target, batches)
+def servers(found: History) -> History:
+    """The runs of the rows that are there for a server's model."""
     return replace(found, runs=[run for run in found.runs if not for_own_models(run.label)])
 
 
-def own_models(target: Target, batches: Sequence[ArchiveFile]) -> History:
-    """All fresh runs with the clients' own models as the deployed one.
+def own_models(found: History) -> History:
+    """All runs with the clients' own models as the deployed one.
 
     A row that is there for a server's model has the fine-tuned one.
     """
-    found = picks.picked_history(target, batches)
     runs = []
     for run in found.runs:
         strategy = strategies.REGISTRY[run.label]()
@@ -68,20 +66,20 @@ def every_strategy(out: Document, target: Target, batches: Sequence[ArchiveFile]
     lost = [row for row in dict.fromkeys(t.row for t in tried) if _all_diverged(row, tried)]
     if lost:
         out.text.append(f"Every trial diverged: {', '.join(map(title_of, lost))}.")
-    if rest := picks.waiting(target, batches):
+    if rest := picks.waiting(tried):
         out.text.append(f"Not picked yet, because a trial is missing: {', '.join(rest)}.")
-    found = picks.picked_history(target, batches)
+    found = picks.picked_history(target, batches, tried)
     told = dict.fromkeys(run.diverged for run in found.runs if run.diverged)
     if told:
         out.text.append(f"Left out of every mean: {'; '.join(told)}.")
     settings = _settings(tried)
     chosen = {title_of(t.row): settings[t.job.digest, t.label] for t in tried if t.picked}
-    out.grids += _tables(servers(target, batches), chosen)
-    own = own_models(target, batches)
+    out.grids += _tables(servers(found), chosen)
+    own = own_models(found)
     if any(for_own_models(run.label) for run in own.runs):
         out.grids += [replace(grid, name=f"personal-{grid.name}") for grid in _tables(own, chosen)]
     out.grids.append(_search(tried, found.unit))
-    history = titled(servers(target, batches))
+    history = titled(servers(found))
     if len({run.label for run in history.runs}) > 1:
         size = (WIDE, 4.6)
         out.figures["tradeoff"] = partial(figures.figure_of, history, "tradeoff", "deployed", size)
@@ -209,7 +207,7 @@ def over_settings(shown: dict[str, Target], batches: Sequence[ArchiveFile]) -> G
     ranks: dict[str, list[float]] = {}
     base = title_of(REFERENCE)
     for title, target in shown.items():
-        history = titled(servers(target, batches))
+        history = titled(servers(picks.picked_history(target, batches)))
         if len({run.seed for run in history.runs if run.label == base}) < 2:
             continue  # one seed shows no difference
         samples = table.differences_by_seed(history, "deployed", "last", base)

@@ -112,8 +112,10 @@ def document(stored: Target, entry: Target, batches: Sequence[ArchiveFile]) -> D
         out.text.append(f"Every trial of {row} diverged, so it has no row.")
         return out
     own = picks.for_own_models(first)
-    fresh = (baseline_tables.own_models if own else baseline_tables.servers)(whole, batches)
-    history = baseline_tables.titled(fresh)
+    fresh = picks.picked_history(whole, batches)
+    history = baseline_tables.titled(
+        baseline_tables.own_models(fresh) if own else baseline_tables.servers(fresh)
+    )
     for trial in picks.trials(entry, batches):
         if trial.picked:
             lr = trial.job.title

@@ -111,7 +111,7 @@ def _of_job(job: Job, batches: Sequence[ArchiveFile], rule: str) -> list[SearchT
     """The trials of one experiment."""
     keys = _trial_keys(job)
     history = archive.deployed_history(batches, replace(job, runs=keys))
-    judged = history.judged_on("validation")
+    judged, unit = history.judged_on("validation"), history.unit
     by_model = {
         model: {row.label: row for row in judged.summary(model)}
         for model in {judged_model(job.strategies[run.label]) for run in judged.runs}
@@ -132,7 +132,7 @@ def _of_job(job: Job, batches: Sequence[ArchiveFile], rule: str) -> list[SearchT
                 row.seeds if row else 0,
                 row.mean.accuracy if row and whole else np.nan,
                 row.mean.variance if row and whole else np.nan,
-                _goodness(row.mean, rule, history.unit) if row and whole else np.nan,
+                _goodness(row.mean, rule, unit) if row and whole else np.nan,
                 row.note if row else "not run yet",
             )
         )
@@ -175,10 +175,15 @@ def with_picks(target: Target, batches: Sequence[ArchiveFile]) -> Target:
     return replace(target, jobs=tuple(jobs.values()))
 
 
-def picked_history(target: Target, batches: Sequence[ArchiveFile]) -> History:
-    """The fresh runs of what was picked, each row by the name of its strategy alone."""
+def picked_history(
+    target: Target, batches: Sequence[ArchiveFile], tried: Sequence[SearchTrial] = ()
+) -> History:
+    """The fresh runs of what was picked, each row by the name of its strategy alone.
+
+    `tried` are the target's trials, for a caller who has them.
+    """
     runs = []
-    for trial in trials(target, batches):
+    for trial in tried or trials(target, batches):
         if trial.picked:
             job = trial.job
             deploys = {key.deploy for key in job.runs if key.label == trial.label}
@@ -188,10 +193,9 @@ def picked_history(target: Target, batches: Sequence[ArchiveFile]) -> History:
     return History(runs, target.jobs[0].experiment.eval.share)
 
 
-def waiting(target: Target, batches: Sequence[ArchiveFile]) -> list[str]:
+def waiting(tried: Sequence[SearchTrial]) -> list[str]:
     """The rows of a search that have no pick yet, because a trial is not done."""
-    found = trials(target, batches) if target.view.search else []
-    return list(dict.fromkeys(trial.row for trial in found if trial.found < trial.asked))
+    return list(dict.fromkeys(trial.row for trial in tried if trial.found < trial.asked))
 
 
 def target_sizes(batches: Sequence[ArchiveFile]) -> list[TargetSize]:
@@ -205,7 +209,8 @@ def target_sizes(batches: Sequence[ArchiveFile]) -> list[TargetSize]:
         work = sum(targets.updates(job, job.runs) for job in jobs)
         for one in (target, *target.uses):
             for job in one.jobs[:1]:  # Fresh runs of rows without a pick all have the same rounds.
-                unpicked = len(waiting(one, batches)) * len(job.fresh)
+                tried = trials(one, batches) if one.view.search else []
+                unpicked = len(waiting(tried)) * len(job.fresh)
                 runs += unpicked
                 work += unpicked * targets.participants(job) * job.experiment.train.rounds
         out.append(TargetSize(target.name, target.view.title, runs, done, work))

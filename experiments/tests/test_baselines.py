@@ -135,10 +135,10 @@ def test_a_trial_that_diverged_is_not_picked_and_one_that_lacks_leaves_its_row_o
     target, batches = fill(tmp_path / "b", ALIKE, diverged=lost)
     assert "fedavg" not in picked(target, batches)
     assert "Every trial diverged: FedAvg." in page.document(target, batches).text
-    assert not picks.waiting(target, batches)
+    assert not picks.waiting(picks.trials(target, batches))
     target, batches = fill(tmp_path / "c", ALIKE, only=("fedavg", "fedmaba:alpha=0.8"))
     assert picked(target, batches).keys() == {"fedavg"}
-    assert picks.waiting(target, batches) == ["fedmaba", "ditto"]
+    assert picks.waiting(picks.trials(target, batches)) == ["fedmaba", "ditto"]
     told = page.document(target, batches).text
     assert "Not picked yet, because a trial is missing: fedmaba, ditto." in told
 
@@ -228,7 +228,7 @@ def test_a_row_whose_further_trials_are_missing_waits(small, tmp_path):
     small.write_text(GRID)
     best = {(0.1, "fedavg"): EVEN, (0.1, "fedmaba:alpha=0.8"): EVEN}
     target, batches = fill_grid(tmp_path / "a", best, lacking=("fedmaba:alpha=0.9",))
-    assert picks.waiting(target, batches) == ["fedmaba"]
+    assert picks.waiting(picks.trials(target, batches)) == ["fedmaba"]
     assert "fedmaba lacks 1 runs" in " ".join(equal_chances.missing_chances(target, batches))
 
 
