@@ -92,9 +92,9 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
     both[0][0].set_ylabel(axis_name("accuracy", plot.unit))
     some = " of rows of several seeds" if plot.alone() else ""
     what = f"mean ± sd over seeds; dashed: the Pareto front{some}"
-    gap = "\n" if narrow else " "
-    below = f"{axis_name('variance', plot.unit)}{gap}({what})"
     named_below = len(points) > (MAX_NAMES_BELOW if narrow else 2 * MAX_NAMES_BELOW)
+    gap = "\n" if narrow or (named_below and len(both) > 1) else " "
+    below = f"{axis_name('variance', plot.unit)}{gap}({what})"
     if named_below:
         both[-1][0].set_xlabel(below)  # above the legend
     else:
