@@ -107,6 +107,7 @@ TYPES_ALONE = (
 BY_NAME = {"strategies.behind": {"strategies.__init__"}}  # any strategy stands behind, by name
 
 
+@cache  # only one file differs from test to test
 def names(source: str, files: Collection[str] = frozenset(FILES)) -> set[str]:
     """The modules of ours that a file names: by any import, also for types, and by strings.
 
@@ -166,6 +167,7 @@ def circle(named: Mapping[str, set[str]], of_types: Mapping[str, set[str]]) -> l
     return []
 
 
+@cache
 def without_types(source: str) -> str:
     """A file without what is imported for type checkers alone."""
     module = ast.parse(source)
