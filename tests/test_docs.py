@@ -333,3 +333,11 @@ def test_files_that_pages_name_are_there():
     assert len(found) > 30
     missing = {name for _, name in found if not [*ROOT.glob(name)]}
     assert missing == {"src/fedmaba/strategies/mine.py", "docs/algorithms/mine.md"}  # the reader's
+
+
+def test_pages_count_the_algorithms_beside_fedmaba():
+    others = len(
+        strategies.REGISTRY.keys() - {"fedmaba", "local"}
+    )  # clients that train alone are no algorithm
+    assert f"[{others} other algorithms]" in (ROOT / "README.md").read_text()
+    assert f"and {others} others to compare" in (ROOT / "docs/index.md").read_text()
